@@ -1,0 +1,1 @@
+"""Pure functions over flat vectors: no input or output, no logging, no globals."""

@@ -1,0 +1,188 @@
+"""The map between a model and its flat vector: where each tensor lives, what it is, and what each weight costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Vector = Tensor  # [d] float32, a whole model
+Mask = Tensor  # [d] bool
+Kind = Literal["weight", "bias", "norm", "buffer"]
+
+_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor of the model: its place in the vector, its role and how often a sample uses each entry."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+    layer: str  # the module that owns it
+    offset: int
+    uses: int  # output positions per sample at which an entry takes part; 0 for norms, embeddings and buffers
+    head: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return math.prod(self.shape)
+
+    @property
+    def where(self) -> slice:
+        """Its part of the flat vector."""
+        return slice(self.offset, self.offset + self.size)
+
+    def view(self, part: Tensor) -> Tensor:
+        """The tensor as a view of its part of a vector.
+
+        Weights of 2-D convolutions lie in the vector as output, row, column, input: seen as a tensor that is
+        channels-last, which the convolution kernels want, so that no copy is made on the way in or out.
+        """
+        if len(self.shape) == 4:
+            o, i, h, w = self.shape
+            return part.view(o, h, w, i).permute(0, 3, 1, 2)
+        return part.view(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A frozen description of all tensors of a model, trainable ones first, then floating-point buffers."""
+
+    slots: tuple[Slot, ...]
+
+    @cached_property
+    def dim(self) -> int:
+        """Length of the flat vector."""
+        return sum(s.size for s in self.slots)
+
+    @cached_property
+    def params(self) -> int:
+        """Number of trainable entries: the vector's first part; what follows are buffers."""
+        return sum(s.size for s in self.slots if s.kind != "buffer")
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Entries of each tensor, in order."""
+        return [s.size for s in self.slots]
+
+    def split(self, v: Tensor) -> tuple[Tensor, ...]:
+        """The vector cut into one flat view per tensor."""
+        return v.split(self.sizes)
+
+    def unflatten(self, v: Tensor) -> dict[str, Tensor]:
+        """The vector as named tensors: views, never copies."""
+        return {s.name: s.view(p) for s, p in zip(self.slots, self.split(v), strict=True)}
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Vector:
+        """Named tensors, e.g. a state dict, as a new flat vector."""
+        out = torch.empty(self.dim)
+        for name, view in self.unflatten(out).items():
+            view.copy_(tensors[name])
+        return out
+
+    def select(self, *kinds: Kind) -> Mask:
+        """Which coordinates belong to tensors of these kinds."""
+        return self.spread([s.kind in kinds for s in self.slots])
+
+    @cached_property
+    def head(self) -> Mask:
+        """Which coordinates belong to the classifier."""
+        return self.spread([s.head for s in self.slots])
+
+    def spread(self, flags: list[bool]) -> Mask:
+        """One flag per tensor, as a mask over coordinates."""
+        return torch.repeat_interleave(torch.tensor(flags), torch.tensor(self.sizes))
+
+    def counts(self, mask: Mask) -> list[int]:
+        """Number of ones of the mask in each tensor."""
+        return [int(torch.count_nonzero(p)) for p in self.split(mask)]
+
+    def flops(self, mask: Mask | None = None) -> int:
+        """Operations of one forward pass of one sample: 2 per multiply-add on kept weights, 1 per bias and position.
+
+        Biases are counted whole whatever the mask says, which is the convention behind the papers' printed columns.
+        """
+        kept = self.sizes if mask is None else self.counts(mask)
+        weights = sum(2 * s.uses * n for s, n in zip(self.slots, kept, strict=True) if s.kind == "weight")
+        return weights + sum(s.uses * s.size for s in self.slots if s.kind == "bias")
+
+    @staticmethod
+    def of(model: nn.Module, example: Tensor) -> Layout:
+        """Describe a model; ``example`` is a batch of inputs that one forward pass is measured with."""
+        uses = _uses(model, example)
+        head = _head(model)
+        slots: list[Slot] = []
+        offset = 0
+        for name, tensor, kind, owner in _tensors(model):
+            slot = Slot(name, tuple(tensor.shape), kind, owner, offset, uses.get(name, 0), owner == head)
+            slots.append(slot)
+            offset += slot.size
+        if not any(s.kind != "buffer" for s in slots):
+            raise ValueError(f"model {type(model).__name__} has no trainable parameters")
+        return Layout(tuple(slots))
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, Kind, str]]:
+    modules = dict(model.named_modules())
+    for name, p in model.named_parameters():
+        owner, _, leaf = name.rpartition(".")
+        if p.dtype != torch.float32:
+            raise ValueError(f"parameter {name} is {p.dtype}; only torch.float32 models are supported")
+        kind: Kind = "weight" if p.dim() > 1 else "bias"
+        if isinstance(modules[owner], _NORMS):
+            kind = "norm"
+        elif leaf == "weight":
+            kind = "weight"
+        yield name, p, kind, owner
+    for name, b in model.named_buffers():
+        if b.dtype == torch.float32:
+            yield name, b, "buffer", name.rpartition(".")[0]
+
+
+def _head(model: nn.Module) -> str:
+    """The classifier: what the model names as its ``head``, else its last linear layer."""
+    named = getattr(model, "head_name", None)
+    if isinstance(named, str):
+        return named
+    linears = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+    return linears[-1] if linears else ""
+
+
+def _uses(model: nn.Module, example: Tensor) -> dict[str, int]:
+    """Output positions per sample of every convolution and linear layer, by running the model once."""
+    uses: dict[str, int] = {}
+    hooks = []
+
+    def watch(name: str, channels: int) -> None:
+        def hook(module: nn.Module, args: object, out: Tensor) -> None:
+            positions = out.numel() // (len(example) * channels)
+            for leaf, _ in module.named_parameters(recurse=False):
+                key = f"{name}.{leaf}" if name else leaf
+                uses[key] = uses.get(key, 0) + positions
+
+        hooks.append(model.get_submodule(name).register_forward_hook(hook))
+
+    for name, module in model.named_modules():
+        if isinstance(module, _CONVS):
+            watch(name, module.out_channels)
+        elif isinstance(module, nn.Linear):
+            watch(name, module.out_features)
+    training = model.training
+    try:
+        model.eval()  # so that looking does not move running statistics
+        with torch.no_grad():
+            model(example)
+    finally:
+        model.train(training)
+        for h in hooks:
+            h.remove()
+    return uses

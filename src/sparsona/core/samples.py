@@ -1,0 +1,95 @@
+"""A client's samples: an index into shared tensors, cut into batches by keyed permutations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsona.core.rng import Rng
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """How stored inputs become what a model reads.
+
+    Pictures are kept as bytes [n, height, width, channels], a quarter of the memory of floats, and become
+    channels-last floats batch by batch; anything else (token ids, feature vectors) passes unchanged.
+    """
+
+    mean: tuple[float, ...] = ()  # per channel, on the scale 0 to 1; empty: inputs pass unchanged
+    std: tuple[float, ...] = ()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """A batch as the model reads it."""
+        if not self.mean:
+            return x
+        scale = torch.tensor([1 / (255 * s) for s in self.std])
+        shift = torch.tensor([m / s for m, s in zip(self.mean, self.std, strict=True)])
+        return x.to(torch.float32).mul_(scale).sub_(shift).permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Some samples of a data set: all clients share the tensors, each has its own index."""
+
+    x: Tensor  # [n, ...] of the whole data set
+    y: Tensor  # [n]
+    index: Tensor  # [m] which of them are ours
+    prepare: Prepare = Prepare()
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def at(self, places: Tensor) -> Batch:
+        """The samples at these places of the index, ready for the model."""
+        rows = self.index[places]
+        return self.prepare(self.x[rows]), self.y[rows]
+
+    def all(self, size: int) -> Iterator[Batch]:
+        """All samples in order, at most ``size`` at a time."""
+        for places in torch.arange(len(self)).split(size):
+            yield self.at(places)
+
+    def batch(self, rng: Rng, size: int) -> Batch:
+        """One random batch."""
+        return self.at(rng.permutation(len(self))[:size])
+
+    def epochs(self, rng: Rng, epochs: int, size: int, *, drop_last: bool = False) -> Batches:
+        """Batches of ``epochs`` passes, each in its own random order."""
+        return Batches(self, rng, epochs, size, drop_last)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """A repeatable stream of batches, with the key that also drives the model's own randomness (dropout)."""
+
+    samples: Samples
+    rng: Rng
+    epochs: int
+    size: int
+    drop_last: bool = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        n = len(self.samples)
+        for epoch in range(self.epochs):
+            for places in self.rng("epoch", epoch).permutation(n).split(self.size):
+                # a client with less than one batch still trains on what it has
+                if self.drop_last and len(places) < self.size <= n:
+                    continue
+                yield self.samples.at(places)
+
+
+@dataclass(frozen=True)
+class LocalData:
+    """What a device may learn from: its test samples are not here."""
+
+    train: Samples
+    validation: Samples
+
+    def __len__(self) -> int:
+        return len(self.train)
