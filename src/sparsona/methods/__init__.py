@@ -1,0 +1,17 @@
+"""One file per method; adding one is one file and one line here."""
+
+from typing import Any
+
+from sparsona.methods.ditto import Ditto
+from sparsona.methods.fedavg import FedAvg
+from sparsona.methods.fedavg_ft import FedAvgFT
+from sparsona.methods.fedprox import FedProx
+from sparsona.methods.local import Local
+
+METHODS: dict[str, Any] = {
+    "ditto": Ditto,
+    "fedavg": FedAvg,
+    "fedavg_ft": FedAvgFT,
+    "fedprox": FedProx,
+    "local": Local,
+}

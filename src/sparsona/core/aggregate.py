@@ -1,0 +1,133 @@
+"""Means over clients, one client at a time: memory does not grow with their number, sums are kept in double precision.
+
+A contribution is a whole vector, or only the values at the ones of a mask, as they travel; it is added in the order of
+the calls. ``Mean`` divides by the clients (FedAvg, FedSpa), ``OverlapMean`` by those that hold a coordinate (DA-DPFL,
+FedPSE's element-wise aggregation, pFedGate's blocks, PerFedMask's trained layers).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import repeat
+
+import torch
+from torch import Tensor
+
+from sparsona.core.layout import Mask, Vector
+
+_CHUNK = 1 << 16  # entries worked on at a time: they stay in cache, and temporaries stay small
+
+
+class Mean:
+    """The mean, weighted if weights are given; outside its mask a contribution counts as 0."""
+
+    def __init__(self, dim: int) -> None:
+        self._sum = torch.zeros(dim, dtype=torch.float64)
+        self._weight = 0.0
+        self._added = 0
+
+    def add(self, values: Tensor, weight: float = 1.0, mask: Mask | None = None) -> None:
+        """Take in a vector [d], at the ones of the mask if there is one, or only the values at those ones."""
+        _add(self._sum, values, weight, mask)
+        self._weight += weight
+        self._added += 1
+
+    def value(self, otherwise: Vector | None = None) -> Vector:
+        """The mean of what was added so far; if nothing was, ``otherwise``."""
+        if otherwise is not None and not self._added:
+            return otherwise
+        _not_empty(self._added)
+        if self._weight <= 0:
+            raise ValueError(f"weight: {self._weight} in total; more than 0 is needed")
+        return (self._sum / self._weight).float()
+
+
+class OverlapMean:
+    """The mean at each coordinate, weighted if weights are given, over the contributions whose mask holds it."""
+
+    def __init__(self, dim: int) -> None:
+        self._sum = torch.zeros(dim, dtype=torch.float64)
+        self._weight = torch.zeros(dim, dtype=torch.float64)
+        self._added = 0
+
+    def add(self, values: Tensor, mask: Mask, weight: float = 1.0) -> None:
+        """Take in what a vector [d] has at the ones of the mask, or only the values at those ones."""
+        _add(self._sum, values, weight, mask)
+        for start in range(0, mask.numel(), _CHUNK):
+            self._weight[start : start + _CHUNK].add_(mask[start : start + _CHUNK], alpha=weight)
+        self._added += 1
+
+    def value(self, otherwise: Vector | None = None) -> Vector:
+        """The mean of what was added so far; where no mask holds a coordinate, what ``otherwise`` has there, or 0."""
+        _not_empty(self._added)
+        if otherwise is not None and otherwise.shape != self._sum.shape:
+            raise ValueError(f"otherwise: shape {tuple(otherwise.shape)}; {tuple(self._sum.shape)} is needed")
+        mean = (self._sum / self._weight).float()
+        return torch.where(self._weight > 0, mean, torch.zeros(()) if otherwise is None else otherwise)
+
+
+def mean(vectors: Iterable[Vector]) -> Vector:
+    """The plain mean of vectors."""
+    return weighted_mean(vectors, repeat(1.0))
+
+
+def weighted_mean(vectors: Iterable[Vector], weights: Iterable[float]) -> Vector:
+    """The mean of vectors, each with its weight."""
+    out = Mean(0)
+    for vector, weight in zip(vectors, weights, strict=not isinstance(weights, repeat)):
+        if not out._added:
+            out = Mean(vector.numel())
+        out.add(vector, weight)
+    return out.value()
+
+
+def overlap_mean(
+    values: Iterable[Tensor],
+    masks: Iterable[Mask],
+    weights: Iterable[float] | None = None,
+    otherwise: Vector | None = None,
+) -> Vector:
+    """The mean at each coordinate over those whose mask holds it; where nobody does, ``otherwise``, or 0."""
+    out = OverlapMean(0)
+    pairs = zip(values, masks, strict=True)
+    for (value, mask), weight in zip(pairs, repeat(1.0) if weights is None else weights, strict=weights is not None):
+        if not out._added:
+            out = OverlapMean(mask.numel())
+        out.add(value, mask, weight)
+    return out.value(otherwise)
+
+
+def _add(total: Tensor, values: Tensor, weight: float, mask: Mask | None) -> None:
+    """Add weighted values to a running sum, in place."""
+    packed = _check(total.numel(), values, weight, mask)
+    taken = 0
+    for start in range(0, total.numel(), _CHUNK):
+        here = slice(start, start + _CHUNK)
+        if mask is None:
+            total[here].add_(values[here], alpha=weight)
+        elif packed:
+            places = mask[here].nonzero()[:, 0]
+            total[here].index_add_(0, places, values[taken : taken + len(places)].double(), alpha=weight)
+            taken += len(places)
+        else:
+            total[here].add_(torch.where(mask[here], values[here], 0), alpha=weight)
+
+
+def _check(dim: int, values: Tensor, weight: float, mask: Mask | None) -> bool:
+    """Whether the values are only those at the ones of the mask; an error if they do not fit."""
+    if not 0 <= weight < math.inf:
+        raise ValueError(f"weight: {weight}; a finite number of at least 0 is needed")
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != (dim,)):
+        raise ValueError(f"mask: {mask.dtype} {tuple(mask.shape)}; torch.bool {(dim,)} is needed")
+    if values.shape == (dim,):
+        return False
+    ones = dim if mask is None else int(torch.count_nonzero(mask))
+    if values.shape != (ones,):
+        raise ValueError(f"values: shape {tuple(values.shape)}; {(dim,)}, or with a mask {(ones,)}, is needed")
+    return True
+
+
+def _not_empty(added: int) -> None:
+    if not added:
+        raise ValueError("mean of nothing: at least one contribution is needed")

@@ -1,0 +1,268 @@
+"""Personal masks: how many entries of each tensor are kept, which ones, and how the choice moves over the rounds.
+
+Densities per tensor are Erdos-Renyi-Kernel and the drop/grow step is RigL's (Evci et al., "Rigging the Lottery", 2020);
+the compressibility index is that of Diao et al., "Pruning Deep Neural Networks from a Sparsity Perspective", 2023.
+A tensor outside the scope of a mask, and every buffer, is dense: all ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import compress
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsona.core.layout import Layout, Mask, Vector
+from sparsona.core.rng import Rng
+
+Each = Literal["layer", "neuron"]  # what the compressibility index is taken of
+Scope = Sequence[bool]  # one flag per tensor: may its entries be masked? None stands for ``trainable``
+
+_SLIP = 1e-9  # what double arithmetic may be off by, so that 0.3 * 50 is 15 both rounded up and rounded down
+
+
+def trainable(layout: Layout) -> list[bool]:
+    """The scope of every trainable tensor: weights, biases and norms."""
+    return [s.kind != "buffer" for s in layout.slots]
+
+
+def weights(layout: Layout, dense: Sequence[str] = ()) -> list[bool]:
+    """The scope of convolution, linear and embedding weights, less those whose name matches a pattern in ``dense``."""
+    out = [s.kind == "weight" and len(s.shape) > 1 for s in layout.slots]
+    for pattern in dense:
+        hits = [fnmatchcase(s.name, pattern) for s in layout.slots]
+        if not any(hits):
+            raise ValueError(f"dense: {pattern!r}; a name or pattern of {[s.name for s in layout.slots]} is allowed")
+        out = [ok and not hit for ok, hit in zip(out, hits, strict=True)]
+    return out
+
+
+def density(layout: Layout, mask: Mask, scope: Scope | None = None) -> float:
+    """The share of ones among the entries in scope."""
+    inside = _flags(layout, scope)
+    return sum(compress(layout.counts(mask), inside)) / sum(compress(layout.sizes, inside))
+
+
+def hamming(layout: Layout, a: Mask, b: Mask, scope: Scope | None = None) -> float:
+    """The share of entries in which two masks differ, as the mean over the tensors in scope."""
+    inside = _flags(layout, scope)
+    shares = [n / size for n, size in zip(layout.counts(a != b), layout.sizes, strict=True)]
+    return sum(compress(shares, inside)) / sum(inside)
+
+
+def erk(layout: Layout, density: float, scope: Scope | None = None) -> list[float]:
+    """Densities as (sum of dimensions) / (their product), scaled and cut off at 1 so that the scope has ``density``."""
+    _within("density", density, 0, 1)
+    free = [i for i, ok in enumerate(_flags(layout, scope)) if ok]
+    size = layout.sizes
+    raw = [(sum(s.shape) or 1) / s.size for s in layout.slots]  # a scalar counts as one entry long
+    budget = density * sum(size[i] for i in free)
+    while free:
+        epsilon = budget / sum(raw[i] * size[i] for i in free)
+        largest = max(raw[i] for i in free)
+        if epsilon * largest <= 1:
+            return [epsilon * r if i in free else 1.0 for i, r in enumerate(raw)]
+        budget -= sum(size[i] for i in free if raw[i] == largest)
+        free = [i for i in free if raw[i] != largest]
+    return [1.0] * len(size)
+
+
+def erk_counts(layout: Layout, density: float, scope: Scope | None = None) -> list[int]:
+    """Ones per tensor under ``erk``, rounded down."""
+    return _floors(layout, erk(layout, density, scope))
+
+
+def uniform_counts(layout: Layout, density: float, scope: Scope | None = None) -> list[int]:
+    """Ones per tensor when every tensor in scope has the same density, rounded down."""
+    _within("density", density, 0, 1)
+    return _floors(layout, [density if ok else 1.0 for ok in _flags(layout, scope)])
+
+
+def kept(n: int, sparsity: float) -> int:
+    """How many of ``n`` entries remain when a share ``sparsity``, rounded (halves to even), is left out; at least 1."""
+    _within("sparsity", sparsity, 0, 1)
+    return max(1, n - round(sparsity * n))
+
+
+def drop_counts(layout: Layout, mask: Mask, rate: float) -> list[int]:
+    """A share ``rate`` of the ones of each tensor, rounded up."""
+    _within("rate", rate, 0, 1)
+    return [math.ceil(rate * ones - _SLIP) for ones in layout.counts(mask)]
+
+
+def top(score: Tensor, k: int, among: Mask | None = None) -> Mask:
+    """Exactly ``k`` entries of largest score, of equal ones those of lowest index; NaN ranks below every number."""
+    eligible = score.numel() if among is None else int(torch.count_nonzero(among))
+    _within("k", k, 0, eligible)
+    if k == eligible:
+        return torch.ones_like(score, dtype=torch.bool) if among is None else among.clone()
+    if k == 0:
+        return torch.zeros_like(score, dtype=torch.bool)
+    score = score.detach() if among is None else torch.where(among, score.detach(), -math.inf)
+    # Sorting beats selection: NumPy's is vectorised, and unlike its partition does not slow down on many equal values.
+    ordered = np.sort(score.numpy(force=True))
+    if np.isnan(ordered[-1]):
+        score = torch.where(score.isnan(), -math.inf, score)
+        ordered = np.sort(score.numpy(force=True))
+    bar = float(ordered[-k])
+    chosen = score > bar
+    missing = k - int(torch.count_nonzero(chosen))
+    tied = score == bar if among is None else (score == bar) & among
+    chosen[tied.nonzero()[:missing, 0]] = True
+    return chosen
+
+
+def draw(pool: Mask, k: int, rng: Rng) -> Mask:
+    """Exactly ``k`` of the ones of ``pool``, uniformly."""
+    places = pool.nonzero()[:, 0]
+    _within("k", k, 0, len(places))
+    out = torch.zeros_like(pool)
+    out[places[rng.permutation(len(places))[:k]]] = True
+    return out
+
+
+def top_each(layout: Layout, score: Vector, counts: Sequence[int]) -> Mask:
+    """The ``counts`` entries of largest score of each tensor."""
+    return torch.cat([top(s, k) for s, k in zip(layout.split(score), counts, strict=True)])
+
+
+def random(layout: Layout, counts: Sequence[int], rng: Rng) -> Mask:
+    """``counts`` entries of each tensor, uniformly."""
+    out = torch.ones(layout.dim, dtype=torch.bool)
+    for i, (part, k) in enumerate(zip(layout.split(out), counts, strict=True)):
+        if k != part.numel():
+            part.copy_(draw(part, k, rng(i)))
+    return out
+
+
+def drop(layout: Layout, mask: Mask, theta: Vector, counts: Sequence[int]) -> Mask:
+    """The mask without the ``counts`` ones of smallest magnitude of each tensor; of equals the lower index stays."""
+    out = mask.clone()
+    for slot, ones, r in zip(layout.slots, layout.counts(mask), counts, strict=True):
+        if r:
+            m = out[slot.where]
+            m.copy_(top(theta[slot.where].abs(), ones - r, among=m))
+    return out
+
+
+def grow(layout: Layout, mask: Mask, by: Vector | Rng, counts: Sequence[int]) -> Mask:
+    """The mask with ``counts`` zeros of each tensor turned on: those of largest score, or random ones given an Rng."""
+    out = mask.clone()
+    for i, (slot, r) in enumerate(zip(layout.slots, counts, strict=True)):
+        if r:
+            m = out[slot.where]
+            m |= draw(~m, r, by(i)) if isinstance(by, Rng) else top(by[slot.where], r, among=~m)
+    return out
+
+
+def regrow(layout: Layout, mask: Mask, theta: Vector, by: Vector | Rng, rate: float) -> Mask:
+    """RigL's step: drop a share ``rate`` of each tensor's ones, grow as many; what was dropped may come back."""
+    counts = drop_counts(layout, mask, rate)
+    for i, (ones, size) in enumerate(zip(layout.counts(mask), layout.sizes, strict=True)):
+        counts[i] *= ones < size  # a dense tensor would get back all it lost
+    return grow(layout, drop(layout, mask, theta, counts), by, counts)
+
+
+@dataclass(frozen=True)
+class PQ:
+    """How many entries are spare, by how unequal their magnitudes are."""
+
+    p: float = 0.5
+    q: float = 1.0
+    eta: float = 0.0  # slack: more is spare
+    gamma: float = 1.0  # share of the spare entries to take
+    beta: float = 0.9  # share of all entries to take at most
+
+    def __post_init__(self) -> None:
+        if not 0 < self.p < self.q:
+            raise ValueError(f"p, q: {self.p}, {self.q}; 0 < p < q is needed")
+        for field, high in {"eta": math.inf, "gamma": math.inf, "beta": 1}.items():
+            _within(field, getattr(self, field), 0, high)
+
+    def index(self, values: Tensor) -> float:
+        """One less the ratio of p-power to q-power mean of magnitudes; 0 if all are equal, none, or not finite."""
+        size = values.detach().abs().double()
+        largest = float(size.max()) if size.numel() else 0.0
+        if not 0 < largest < math.inf:
+            return 0.0
+        size /= largest  # the index ignores scale, and equal magnitudes become ones, whose means are exact
+        low, high = (math.pow(float(size.pow(x).mean()), 1 / x) for x in (self.p, self.q))
+        return max(0.0, 1 - low / high)
+
+    def spare(self, values: Tensor) -> int:
+        """How many of these entries to prune."""
+        d, gap = values.numel(), self.q - self.p
+        share = math.pow(1 + self.eta, -self.q / gap) * math.pow(1 - self.index(values), self.p * self.q / gap)
+        keep = math.ceil(d * share - _SLIP)
+        return math.floor(min(self.gamma * (d - keep), self.beta * d) + _SLIP)
+
+
+def pq_prune(
+    layout: Layout, mask: Mask, theta: Vector, pq: PQ, scope: Scope | None = None, each: Each = "layer"
+) -> Mask:
+    """The mask without the spare entries, those of smallest magnitude, of each tensor or each output unit's weights."""
+    _one_of("each", each, "layer", "neuron")
+    out = mask.clone()
+    for slot, inside in zip(layout.slots, _flags(layout, scope), strict=True):
+        if inside:
+            # An output unit's weights lie side by side in the vector, also for convolutions.
+            run = slot.size // slot.shape[0] if each == "neuron" and len(slot.shape) > 1 else slot.size
+            for start in range(slot.offset, slot.offset + slot.size, run):
+                m, w = out[start : start + run], theta[start : start + run]
+                active = w[m]
+                m.copy_(top(w.abs(), active.numel() - pq.spare(active), among=m))
+    return out
+
+
+def cosine(rate: float, t: int, rounds: int, horizon: Literal["T-1", "T"] = "T-1") -> float:
+    """The rate in round t = 0, 1, ...: from ``rate`` to 0, reached in the last round ("T-1") or one after it ("T")."""
+    _one_of("horizon", horizon, "T-1", "T")
+    _within("t", t, 0, rounds - 1)
+    steps = rounds - 1 if horizon == "T-1" else rounds
+    return rate / 2 * (1 + math.cos(math.pi * t / max(steps, 1)))
+
+
+def prune_rounds(
+    first: int, delay: int, factor: float, rounds: int, rounding: Literal["ceil", "reference"] = "ceil"
+) -> list[int]:
+    """Rounds to prune in, below ``rounds``, whose gaps start at first + delay and shrink by ``factor`` each time.
+
+    "ceil" rounds each gap up; "reference" rounds it to nearest and derives the next from it, twenty times at most.
+    """
+    _one_of("rounding", rounding, "ceil", "reference")
+    _within("factor", factor, 1, math.inf)
+    _within("first + delay", first + delay, 1, math.inf)
+    t, gap, out = first + delay, float(first + delay), list[int]()
+    while t < rounds and gap > 0 and not (rounding == "reference" and len(out) == 20):
+        out.append(t)
+        gap = max(1.0, gap / factor) if rounding == "ceil" else round(gap / factor)
+        t += math.ceil(gap - _SLIP)
+    return out
+
+
+def _flags(layout: Layout, scope: Scope | None) -> list[bool]:
+    if scope is None:
+        return trainable(layout)
+    if len(scope) != len(layout.slots):
+        raise ValueError(f"scope: {len(scope)} flags; {len(layout.slots)} are needed, one per tensor")
+    return [ok and s.kind != "buffer" for ok, s in zip(scope, layout.slots, strict=True)]
+
+
+def _floors(layout: Layout, densities: list[float]) -> list[int]:
+    return [min(n, math.floor(d * n + _SLIP)) for d, n in zip(densities, layout.sizes, strict=True)]
+
+
+def _within(field: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{field}: {value}; {low} to {high} is allowed")
+
+
+def _one_of(field: str, value: str, *allowed: str) -> None:
+    if value not in allowed:
+        raise ValueError(f"{field}: {value!r}; one of {', '.join(allowed)} is allowed")

@@ -1,0 +1,170 @@
+"""The door to computation: one model per process, over one flat buffer of parameters and one of gradients."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sparsona.core.layout import Layout, Mask, Vector
+from sparsona.core.rng import Rng
+from sparsona.core.samples import Batch, Batches
+
+_DRAWS = (nn.modules.dropout._DropoutNd,)
+
+
+class Task:
+    """A model whose parameters are views of one vector: it gives logits, losses and gradients at any vector.
+
+    It also counts: ``flops`` is what was spent on training so far, by the papers' convention (2 per multiply-add on
+    non-zero weights, training is three times the forward pass).
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
+        self.model = model
+        self.layout = layout
+        self.flops = 0
+        self.flat = torch.zeros(layout.dim)
+        self.grads = torch.zeros(layout.params)
+        self.draws = any(isinstance(m, _DRAWS) and m.p > 0 for m in model.modules())
+        _bind(model, layout, self.flat, self.grads)
+
+    @staticmethod
+    def of(model: nn.Module, example: Tensor) -> tuple[Task, Vector]:
+        """A task and the model's initial vector."""
+        layout = Layout.of(model, example)
+        theta0 = layout.flatten(dict(model.state_dict()))
+        return Task(model, layout), theta0
+
+    def logits(self, theta: Vector, x: Tensor) -> Tensor:
+        """Outputs for a batch, in evaluation mode."""
+        self.load(theta)
+        self.model.eval()
+        with torch.no_grad():
+            out: Tensor = self.model(x)
+        return out
+
+    def grad(self, theta: Vector, batch: Batch) -> Vector:
+        """The dense gradient of the loss at theta, in evaluation mode: it sees the pruned weights as well."""
+        self.load(theta)
+        self.model.eval()
+        self.backward(batch)
+        self.flops += 3 * len(batch[1]) * self.layout.flops()
+        out = torch.zeros(self.layout.dim)
+        out[: self.layout.params] = self.grads
+        return out
+
+    def load(self, theta: Vector) -> None:
+        """Put a vector into the model."""
+        if theta.shape != self.flat.shape:
+            raise ValueError(f"a vector of length {theta.numel()} does not fit a model of {self.layout.dim} entries")
+        self.flat.copy_(theta)
+
+    def backward(self, batch: Batch) -> None:
+        """Fill the gradient buffer with the gradient of the loss at the loaded vector."""
+        self.grads.zero_()
+        x, y = batch
+        torch.autograd.backward(loss(self.model(x), y))
+
+
+def loss(logits: Tensor, y: Tensor, *, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
+    """Cross entropy; with a single output, binary cross entropy on its logit."""
+    if logits.shape[1] == 1:
+        return F.binary_cross_entropy_with_logits(logits[:, 0], y.to(logits.dtype), reduction=reduction)
+    return F.cross_entropy(logits, y, reduction=reduction)
+
+
+def correct(logits: Tensor, y: Tensor) -> int:
+    """How many samples are classified rightly."""
+    guess = (logits[:, 0] > 0).to(y.dtype) if logits.shape[1] == 1 else logits.argmax(1)
+    return int((guess == y).sum())
+
+
+def sgd(
+    task: Task,
+    theta: Vector,
+    batches: Batches,
+    *,
+    lr: float,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    clip: float | None = None,
+    clip_of: Literal["dense", "masked"] = "dense",
+    mask: Mask | None = None,
+    move: Mask | None = None,
+    anchor: Vector | None = None,
+    pull: float = 0.0,
+    pull_as: Literal["loss", "step"] = "loss",
+) -> Vector:
+    """Train from theta and give the trained vector.
+
+    ``mask`` is the model's support: weights outside are zero and stay so. Only coordinates in ``move`` ever move, be
+    it by gradient, momentum, decay or pull. ``pull`` draws towards ``anchor``: as a term pull/2 |theta - anchor|^2 of
+    the loss, or as a step of its own after each step. ``clip`` bounds the norm of the gradient, taken over all
+    coordinates ("dense") or over those that move ("masked"). Momentum starts at zero.
+    """
+    n = task.layout.params
+    gate = _gate(mask, move, n)
+    task.load(theta if mask is None else theta * mask)
+    w, g = task.flat[:n], task.grads
+    buffers = task.flat[n:].clone() if move is not None and len(task.flat) > n else None
+    goal = None if anchor is None or pull == 0 else anchor[:n] if mask is None else (anchor * mask)[:n]
+    velocity = torch.zeros(n) if momentum else None
+    cost = 3 * task.layout.flops(mask)
+    task.model.train()
+    with _keyed(task, batches.rng):
+        for batch in batches:
+            task.backward(batch)
+            task.flops += cost * len(batch[1])
+            if goal is not None and pull_as == "loss":
+                g.add_(w, alpha=pull).sub_(goal, alpha=pull)
+            if gate is not None and clip_of == "masked":
+                g.mul_(gate)
+            if clip is not None:
+                g.mul_((clip / (g.norm() + 1e-6)).clamp(max=1.0))
+            if weight_decay:
+                g.add_(w, alpha=weight_decay)
+            if gate is not None:
+                g.mul_(gate)
+            w.sub_(g if velocity is None else velocity.mul_(momentum).add_(g), alpha=lr)
+            if goal is not None and pull_as == "step":
+                away = w - goal if gate is None else (w - goal).mul_(gate)
+                w.sub_(away, alpha=lr * pull)
+    if buffers is not None and move is not None:
+        task.flat[n:] = torch.where(move[n:], task.flat[n:], buffers)
+    return task.flat.clone()
+
+
+def _gate(mask: Mask | None, move: Mask | None, n: int) -> Tensor | None:
+    """The coordinates that may move, as zeros and ones, or None for all."""
+    if mask is None or move is None:
+        both = mask if move is None else move
+    else:
+        both = mask & move
+    return None if both is None else both[:n].to(torch.float32)
+
+
+def _keyed(task: Task, rng: Rng) -> AbstractContextManager[None]:
+    return rng("layers").everywhere() if task.draws else nullcontext()
+
+
+def _bind(model: nn.Module, layout: Layout, flat: Tensor, grads: Tensor) -> None:
+    """Make the model's parameters, gradients and buffers views of the flat buffers."""
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats and module.momentum is None:
+            raise ValueError("batch norm with momentum=None counts batches, which would leak from client to client")
+    for slot in layout.slots:
+        view = slot.view(flat[slot.where])
+        if slot.kind == "buffer":
+            view.copy_(buffers[slot.name])
+            owner, _, leaf = slot.name.rpartition(".")
+            model.get_submodule(owner)._buffers[leaf] = view
+        else:
+            p = parameters[slot.name]
+            view.copy_(p.data)
+            p.data = view
+            p.grad = slot.view(grads[slot.where])

@@ -1,0 +1,183 @@
+"""Who reads whom in a round of peers, and who waits for whom: plain data that engines carry out.
+
+Graphs say which clients each client reads; a plan adds which of those must be fresh. The ordered waits are those of
+DA-DPFL ("Decentralized Personalized Federated Learning based on a Conditional 'Sparse-to-Sparser' Scheme").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from sparsona.core.rng import Rng
+
+Reads = Mapping[int, tuple[int, ...]]  # client -> the others whose models it aggregates, ascending
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One round of a topology: whom each client reads, and which of these it waits for.
+
+    A fresh message is this round's; the others are taken as they were when the round began.
+    """
+
+    reads: dict[int, tuple[int, ...]]
+    fresh: dict[int, frozenset[int]]
+
+    def __post_init__(self) -> None:
+        if self.reads.keys() != self.fresh.keys():
+            raise ValueError(f"fresh: clients {sorted(self.fresh)}; those of reads, {sorted(self.reads)}, are needed")
+        for k, waits in self.fresh.items():
+            if k in self.reads[k]:
+                raise ValueError(f"reads: client {k} reads itself; only others are allowed")
+            if not waits <= set(self.reads[k]) & self.reads.keys():
+                raise ValueError(
+                    f"fresh: client {k} waits for {sorted(waits)}; only clients it reads that run are allowed"
+                )
+
+    def waves(self) -> list[list[int]]:
+        """The clients in groups that may run one after the other, each as early as it can, its members at once."""
+        out: list[list[int]] = []
+        done: set[int] = set()
+        left = sorted(self.reads)
+        while left:
+            wave = [k for k in left if self.fresh[k] <= done]
+            if not wave:
+                raise ValueError(f"fresh: clients {left} wait for each other in a circle")
+            out.append(wave)
+            done.update(wave)
+            left = [k for k in left if k not in done]
+        return out
+
+    def clock(self, times: Mapping[int, float] | None = None) -> dict[int, tuple[float, float]]:
+        """When each client starts and finishes, if all set out at 0 and training takes ``times``, or 1."""
+        out: dict[int, tuple[float, float]] = {}
+        for wave in self.waves():
+            for k in wave:
+                start = max((out[j][1] for j in self.fresh[k]), default=0.0)
+                out[k] = (start, start + _time(times, k))
+        return out
+
+
+def cohort(fleet: int, per_round: int, rng: Rng) -> list[int]:
+    """``per_round`` clients of 0 to fleet - 1, uniformly, ascending."""
+    _within("per_round", per_round, 1, fleet)
+    return rng.choice(fleet, per_round)
+
+
+def absent(fleet: int, probability: float, rng: Rng) -> frozenset[int]:
+    """The clients that drop out of a round, each with the same probability."""
+    _within("probability", probability, 0, 1)
+    return frozenset(k for k, u in enumerate(rng.uniform(fleet).tolist()) if u < probability)
+
+
+def ring(n: int) -> dict[int, tuple[int, ...]]:
+    """Everyone reads the one before and the one after."""
+    _within("n", n, 1)
+    return {k: tuple(sorted({(k - 1) % n, (k + 1) % n} - {k})) for k in range(n)}
+
+
+def full(n: int) -> dict[int, tuple[int, ...]]:
+    """Everyone reads everyone else."""
+    _within("n", n, 1)
+    return {k: tuple(j for j in range(n) if j != k) for k in range(n)}
+
+
+def random(n: int, neighbours: int, rng: Rng) -> dict[int, tuple[int, ...]]:
+    """Everyone reads ``neighbours`` others, uniformly and not mutually; varies over time if the key does."""
+    _within("n", n, 1)
+    _within("neighbours", neighbours, 0, n - 1)
+    draws = rng.numpy()
+    out = {}
+    for k in range(n):
+        others = sorted(int(j) for j in draws.choice(n - 1, size=neighbours, replace=False))
+        out[k] = tuple(j + (j >= k) for j in others)
+    return out
+
+
+def groups(n: int, size: int, rng: Rng) -> dict[int, tuple[int, ...]]:
+    """Everyone reads the rest of its random group of ``size``; clients left over join groups at random."""
+    _within("size", size, 1, n)
+    order = rng("order").permutation(n).tolist()
+    whole = n // size
+    members = [order[i * size : (i + 1) * size] for i in range(whole)]
+    hosts = rng("hosts").numpy().integers(whole, size=n % size)
+    for k, host in zip(order[whole * size :], hosts, strict=True):
+        members[host].append(k)
+    return {k: tuple(sorted(j for j in group if j != k)) for group in members for k in group}
+
+
+def edges(pairs: Iterable[tuple[int, int]], n: int, directed: bool = False) -> dict[int, tuple[int, ...]]:
+    """Both ends of a pair read each other; if directed, its second reads its first."""
+    _within("n", n, 1)
+    out: dict[int, list[int]] = {k: [] for k in range(n)}
+    for a, b in pairs:
+        _within("pairs", a, 0, n - 1)
+        _within("pairs", b, 0, n - 1)
+        if a == b or a in out[b] or (not directed and b in out[a]):
+            raise ValueError(f"pairs: {(a, b)}; two different clients are needed, once")
+        out[b].append(a)
+        if not directed:
+            out[a].append(b)
+    return {k: tuple(sorted(js)) for k, js in out.items()}
+
+
+def at_once(reads: Reads, absent: Collection[int] = ()) -> Plan:
+    """Nobody waits."""
+    here = _without(reads, absent)
+    return Plan(here, dict.fromkeys(here, frozenset()))
+
+
+def ordered(
+    reads: Reads,
+    rng: Rng,
+    max_wait: int,
+    *,
+    times: Mapping[int, float] | None = None,
+    order: Literal["random", "id"] = "random",
+    pick: Literal["fastest", "smallest id"] = "fastest",
+    absent: Collection[int] = (),
+) -> Plan:
+    """Put the clients in order; each waits for at most ``max_wait`` of the earlier ones it reads.
+
+    "fastest" are those that finish first if training takes ``times``, or 1; ties go to the earlier in order. Clients
+    ``absent`` neither run nor are read.
+    """
+    _within("max_wait", max_wait, 0, max((len(js) for js in reads.values()), default=0))
+    for field, value, allowed in (("order", order, ("random", "id")), ("pick", pick, ("fastest", "smallest id"))):
+        if value not in allowed:
+            raise ValueError(f"{field}: {value!r}; one of {', '.join(allowed)} is allowed")
+    here = _without(reads, absent)
+    line = sorted(here)
+    if order == "random":
+        line = [line[i] for i in rng.permutation(len(line)).tolist()]
+    fresh: dict[int, frozenset[int]] = {}
+    rank: dict[int, tuple[float, int]] = {}  # when a client finishes, its place in the order
+    for place, k in enumerate(line):
+        prior = [j for j in here[k] if j in rank]
+        waits = sorted(prior, key=rank.__getitem__ if pick == "fastest" else None)[:max_wait]
+        fresh[k] = frozenset(waits)
+        rank[k] = (max((rank[j][0] for j in waits), default=0.0) + _time(times, k), place)
+    return Plan(here, {k: fresh[k] for k in here})
+
+
+def stepwise(max_wait: int, t: int, rounds: int) -> int:
+    """A wait that falls from ``max_wait`` to 0 in equal stretches of rounds, the remainder without waiting."""
+    _within("max_wait", max_wait, 0)
+    _within("t", t, 0, rounds - 1)
+    stretch = rounds // (max_wait + 1)
+    return max(max_wait - t // stretch, 0) if stretch else 0
+
+
+def _without(reads: Reads, absent: Collection[int]) -> dict[int, tuple[int, ...]]:
+    return {k: tuple(j for j in js if j not in absent) for k, js in reads.items() if k not in absent}
+
+
+def _time(times: Mapping[int, float] | None, k: int) -> float:
+    return 1.0 if times is None else times[k]
+
+
+def _within(field: str, value: float, low: float, high: float = float("inf")) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{field}: {value}; {low} to {high} is allowed")

@@ -1,0 +1,90 @@
+"""How a client trains: the fields that every method shares, and the one call that uses them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sparsona.core.fields import Count, NonNegative, Positive, PositiveShare, Share
+from sparsona.core.layout import Layout, Mask, Vector
+from sparsona.core.rng import Rng
+from sparsona.core.samples import Samples
+from sparsona.core.task import Task, sgd
+
+
+@dataclass(frozen=True)
+class Ctx:
+    """Where and when a method's code runs: the round, the task, the common initial model and a key to randomness."""
+
+    t: int  # round, from 0
+    rounds: int
+    task: Task
+    theta0: Vector
+    rng: Rng
+
+    @property
+    def layout(self) -> Layout:
+        """The map between the model and its vector."""
+        return self.task.layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Local training by SGD; a method inherits these fields and adds its own."""
+
+    epochs: Count = 1  # passes over the local data each round
+    batch: Count = 32
+    drop_last: bool = False  # leave out a last batch that is not full
+    lr: Positive = 0.1
+    lr_schedule: Literal["constant", "exponential", "steps", "cosine"] = "constant"
+    lr_decay: PositiveShare = 0.998  # factor per round (exponential) or per step (steps)
+    lr_steps: tuple[Share, ...] = (0.5, 0.75)  # shares of all rounds at which a step is taken
+    momentum: Share = 0.0
+    weight_decay: NonNegative = 0.0
+    clip: Positive | None = None  # bound on the gradient's norm
+    clip_of: Literal["dense", "masked"] = "dense"
+
+
+def lr_at(how: Training, t: int, rounds: int) -> float:
+    """The learning rate of round t."""
+    match how.lr_schedule:
+        case "exponential":
+            return how.lr * how.lr_decay**t
+        case "steps":
+            return how.lr * how.lr_decay ** sum(t >= share * rounds for share in how.lr_steps)
+        case "cosine":
+            return how.lr / 2 * (1 + math.cos(math.pi * t / rounds))
+        case _:
+            return how.lr
+
+
+def train(
+    how: Training,
+    theta: Vector,
+    samples: Samples,
+    ctx: Ctx,
+    *,
+    purpose: str = "train",
+    epochs: int | None = None,
+    mask: Mask | None = None,
+    move: Mask | None = None,
+    **pull: Any,
+) -> Vector:
+    """Train from theta on the samples as ``how`` says; two trainings in one round need two purposes."""
+    batches = samples.epochs(
+        ctx.rng(purpose), how.epochs if epochs is None else epochs, how.batch, drop_last=how.drop_last
+    )
+    return sgd(
+        ctx.task,
+        theta,
+        batches,
+        lr=lr_at(how, ctx.t, ctx.rounds),
+        momentum=how.momentum,
+        weight_decay=how.weight_decay,
+        clip=how.clip,
+        clip_of=how.clip_of,
+        mask=mask,
+        move=move,
+        **pull,
+    )

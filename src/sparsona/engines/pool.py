@@ -1,0 +1,104 @@
+"""Worker processes on this machine, one thread each: bit-equal to ``local`` for any number of workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
+
+from sparsona.engines import frames
+from sparsona.engines.device import Job, Result
+from sparsona.engines.local import ClientFailed
+
+_AHEAD = 8  # jobs per worker that may be under way or waiting for an earlier one: bounds memory
+
+
+class WorkerDied(RuntimeError):
+    """A worker process ended by itself or was killed."""
+
+
+class Pool:
+    """Runs jobs in worker processes that build their device from ``build`` ("module:function") and its arguments."""
+
+    def __init__(self, workers: int, build: str, arguments: dict[str, Any]) -> None:
+        self._links: list[Connection] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        threads = {v: "1" for v in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+        for _ in range(workers):
+            ours, theirs = Pipe()
+            command = [sys.executable, "-m", "sparsona.engines.worker", str(theirs.fileno()), str(os.getpid())]
+            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=os.environ | threads)
+            theirs.close()
+            self._links.append(ours)
+            self._processes.append(process)
+            frames.send(ours, {"build": build, "arguments": arguments, "path": sys.path}, [])
+
+    def ready(self) -> None:
+        """Wait until all workers have built their device."""
+        for i in range(len(self._links)):
+            head, _ = self._receive(i, None)
+            if "error" in head:
+                self.close()
+                raise WorkerDied(f"worker {i} could not start: {head['error']}\n{head['trace']}")
+
+    def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """The results in the order of the jobs, each worker taking the next job as soon as it is free."""
+        source = enumerate(jobs)
+        idle, busy = list(range(len(self._links))), {}
+        ready: dict[int, Result] = {}
+        drawn, given, more = 0, 0, True
+        while more or busy or ready:
+            while more and idle and drawn - given < _AHEAD * len(self._links):
+                place, job = next(source, (0, None))
+                if job is None:
+                    more = False
+                    break
+                drawn += 1
+                worker = idle.pop(0)
+                busy[worker] = (place, job)
+                self._give(worker, job)
+            while given in ready:
+                yield ready.pop(given)
+                given += 1
+            for link in wait([self._links[w] for w in busy]) if busy else ():
+                worker = self._links.index(link)  # type: ignore[arg-type]
+                place, job = busy[worker]
+                head, blobs = self._receive(worker, job)
+                if "error" in head:
+                    raise ClientFailed(job, f"{head['error']}\n{head['trace']}")
+                ready[place] = frames.read_result(head, blobs)
+                del busy[worker]
+                idle.append(worker)
+
+    def close(self) -> None:
+        """Stop the workers at once; nothing in them is worth keeping."""
+        for process in self._processes:
+            process.kill()
+        for process, link in zip(self._processes, self._links, strict=True):
+            process.wait()
+            link.close()
+        self._processes, self._links = [], []
+
+    def _give(self, worker: int, job: Job) -> None:
+        try:
+            frames.send_job(self._links[worker], job)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise self._death(worker, job) from error
+
+    def _receive(self, worker: int, job: Job | None) -> tuple[dict[str, Any], list[bytes]]:
+        try:
+            return frames.receive(self._links[worker])
+        except (EOFError, ConnectionResetError) as error:
+            raise self._death(worker, job) from error
+
+    def _death(self, worker: int, job: Job | None) -> WorkerDied:
+        code = self._processes[worker].wait()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        what = "while starting" if job is None else f"while client {job.k} ran in round {job.t + 1} ({job.kind})"
+        hint = "; the machine may be out of memory: try fewer workers" if code == -signal.SIGKILL else ""
+        self.close()
+        return WorkerDied(f"worker {worker} {how} {what}{hint}")

@@ -1,0 +1,122 @@
+"""The round loops, star and peers: the same for every engine, so that engines cannot differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sparsona.core.topology import Plan
+from sparsona.core.training import Ctx
+from sparsona.core.wire import Message
+from sparsona.engines.device import Job, Result, Score
+from sparsona.engines.store import Store
+from sparsona.method import Server, StarMethod
+
+
+class Engine(Protocol):
+    """Runs jobs and gives their results in the order of the jobs."""
+
+    def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """The results, in the order of the jobs; only a bounded number of jobs is drawn ahead."""
+
+    def close(self) -> None:
+        """Stop whatever the engine started."""
+
+
+@dataclass
+class Cost:
+    """What one client's round cost: bytes really encoded, bytes by the papers' accounting, operations."""
+
+    down: int = 0
+    up: int = 0
+    paper_down: int = 0
+    paper_up: int = 0
+    flops: int = 0
+
+    def receives(self, message: Message) -> None:
+        """Count a message to the client."""
+        self.down += message.nbytes
+        self.paper_down += message.value_nbytes
+
+    def sends(self, message: Message) -> None:
+        """Count a message from the client."""
+        self.up += message.nbytes
+        self.paper_up += message.value_nbytes
+
+
+@dataclass
+class Round:
+    """What happened in a round."""
+
+    t: int
+    costs: dict[int, Cost] = field(default_factory=dict)
+    scores: dict[int, Score] = field(default_factory=dict)  # right after local training
+    left_out: list[int] = field(default_factory=list)  # clients that sent NaN or Inf
+    seconds: float = 0.0  # spent on devices
+
+
+def star(
+    method: StarMethod, engine: Engine, store: Store, server: Server, t: int, chosen: list[int], ctx: Ctx, wants: tuple
+) -> tuple[Server, Round]:
+    """One round with a server: send to the chosen, let them train, merge what they answer."""
+    done = Round(t)
+
+    def jobs() -> Iterator[Job]:
+        for k in chosen:
+            message = method.down(server, k)
+            done.costs[k] = Cost()
+            done.costs[k].receives(message)
+            yield Job("local", t, k, store.client(k), {"server": message}, wants)
+
+    def answers() -> Iterator[tuple[int, Message]]:
+        for result in engine.map(jobs()):
+            assert result.message is not None
+            done.costs[result.k].sends(result.message)
+            if _accept(result, done, store):
+                yield result.k, result.message
+
+    inbox = answers()
+    server = method.merge(server, inbox, ctx)
+    for _ in inbox:  # a merge that looks at some only still lets all clients finish
+        pass
+    return server, done
+
+
+def peers(
+    engine: Engine, store: Store, mail: dict[int, Message], t: int, plan: Plan, wants: tuple
+) -> tuple[dict[int, Message], Round]:
+    """One round without a server: wave by wave, each client reads fresh or last round's messages of its neighbours."""
+    done = Round(t, costs={k: Cost() for k in plan.reads})
+    fresh: dict[int, Message] = {}
+    for wave in plan.waves():
+
+        def jobs(wave: Iterable[int] = wave) -> Iterator[Job]:
+            for k in sorted(wave):
+                inbox = {j: fresh.get(j, mail[j]) if j in plan.fresh[k] else mail[j] for j in plan.reads[k]}
+                for j, message in inbox.items():
+                    done.costs[k].receives(message)
+                    done.costs[j].sends(message)
+                yield Job("local", t, k, store.client(k), inbox, wants)
+
+        for result in engine.map(jobs()):
+            if _accept(result, done, store):
+                assert result.message is not None
+                fresh[result.k] = result.message
+    return mail | fresh, done
+
+
+def _accept(result: Result, done: Round, store: Store) -> bool:
+    """Take a client's answer into the books; one that holds NaN or Inf is left out and its client stays as it was."""
+    assert result.message is not None
+    k, message = result.k, result.message
+    done.costs[k].flops += result.flops
+    done.seconds += result.seconds
+    if not message.finite():
+        done.left_out.append(k)
+        return False
+    if result.client is not None:
+        store.put(k, result.client)
+    if result.score is not None:
+        done.scores[k] = result.score
+    return True

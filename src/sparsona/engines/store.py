@@ -1,0 +1,99 @@
+"""What a run knows: client values, the server and the progress, in one SQLite file that survives a kill at any moment.
+
+SQLite gives what a checkpoint needs: a round is one transaction, so the file always holds the end of a whole round;
+only the clients that changed are written; and memory does not grow with the number of clients.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class StoreError(RuntimeError):
+    """The state could not be written or read; what was committed before is intact."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The end of a round."""
+
+    rounds_done: int
+    server: bytes
+    progress: dict[str, Any]  # totals, latest scores, lengths of the result files
+
+
+class Store:
+    """Client values by number, and the last checkpoint; without a path it lives in memory."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        try:
+            self._db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None, timeout=1)
+            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")  # one run, one process
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.execute("PRAGMA cache_size = -65536")
+            self._db.execute("CREATE TABLE IF NOT EXISTS clients (k INTEGER PRIMARY KEY, value BLOB NOT NULL)")
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS checkpoint (one INTEGER PRIMARY KEY CHECK (one = 1), rounds INTEGER NOT NULL, "
+                "server BLOB NOT NULL, progress TEXT NOT NULL)"
+            )
+            self._db.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            busy = "another process is at work on this run" if "locked" in str(error) else str(error)
+            raise StoreError(f"cannot open the state in {path}: {busy}") from error
+
+    def client(self, k: int) -> bytes | None:
+        """Client k's value, or None if it has none yet."""
+        row = self._do("SELECT value FROM clients WHERE k = ?", (k,)).fetchone()
+        return None if row is None else row[0]
+
+    def clients(self) -> list[int]:
+        """The clients that have a value."""
+        return [row[0] for row in self._do("SELECT k FROM clients ORDER BY k")]
+
+    def begin_round(self) -> None:
+        """From here to the next ``begin_round`` or ``commit`` is one round."""
+        self._do("SAVEPOINT round")
+
+    def put(self, k: int, value: bytes) -> None:
+        """Client k's new value, kept once the round is committed."""
+        self._do("INSERT OR REPLACE INTO clients VALUES (?, ?)", (k, value))
+
+    def end_round(self) -> None:
+        """The round is whole."""
+        self._do("RELEASE round")
+
+    def undo_round(self) -> None:
+        """Forget what was put since the last ``begin_round``."""
+        self._do("ROLLBACK TO round")
+        self._do("RELEASE round")
+
+    def commit(self, checkpoint: Checkpoint) -> None:
+        """Make everything up to here the state that a crash goes back to."""
+        text = json.dumps(checkpoint.progress, separators=(",", ":"))
+        row = (checkpoint.rounds_done, checkpoint.server, text)
+        self._do("INSERT OR REPLACE INTO checkpoint VALUES (1, ?, ?, ?)", row)
+        self._do("COMMIT")
+        self._do("BEGIN IMMEDIATE")
+
+    def checkpoint(self) -> Checkpoint | None:
+        """The last checkpoint."""
+        row = self._do("SELECT rounds, server, progress FROM checkpoint").fetchone()
+        return None if row is None else Checkpoint(row[0], row[1], json.loads(row[2]))
+
+    def close(self) -> None:
+        """Leave; what was not committed is forgotten."""
+        self._db.close()
+
+    def _do(self, sql: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
+        try:
+            return self._db.execute(sql, values)
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"cannot write or read the state in {self.path or 'memory'}: {error}; the last checkpoint is intact"
+            ) from error

@@ -1,0 +1,86 @@
+"""Client and server values as bytes and back: safetensors with a small JSON tree, so that nothing is executed on load."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from sparsona.core import wire
+
+Types = dict[str, type]
+_WIRE = (wire.Values, wire.Sparse, wire.Bits, wire.MaskChange)
+
+
+def types_of(method: object) -> Types:
+    """The dataclasses that a method's values may be made of: those of its modules, and the parts of messages."""
+    found: Types = {c.__name__: c for c in _WIRE}
+    for base in type(method).__mro__:
+        for name, value in vars(sys.modules[base.__module__]).items():
+            if isinstance(value, type) and dataclasses.is_dataclass(value):
+                found.setdefault(name, value)
+    return found
+
+
+def dumps(value: object) -> bytes:
+    """A value made of dataclasses, tuples, dicts, tensors, numbers, strings and None, as bytes; masks are packed."""
+    tensors: dict[str, Tensor] = {}
+    tree = _lower(value, tensors)
+    return save(tensors, metadata={"tree": json.dumps(tree, separators=(",", ":"))})
+
+
+def loads(data: bytes, types: Types) -> Any:
+    """The value back; only dataclasses among ``types`` are built."""
+    try:
+        size = int.from_bytes(data[:8], "little")
+        tree = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["tree"])
+        return _raise(tree, load(data), types)
+    except (SafetensorError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise ValueError(f"not a stored value, or a damaged one: {error}") from error
+
+
+def _lower(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        if value.dtype == torch.bool:
+            tensors[name] = torch.from_numpy(np.packbits(value.contiguous().numpy().reshape(-1)))
+            return {"bits": name, "shape": list(value.shape)}
+        tensors[name] = value.detach().contiguous().clone()
+        return {"tensor": name}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: _lower(getattr(value, f.name), tensors) for f in dataclasses.fields(value)}
+        return {"type": type(value).__name__, "fields": fields}
+    if isinstance(value, tuple):
+        return {"tuple": [_lower(v, tensors) for v in value]}
+    if isinstance(value, dict):
+        return {"dict": [[_lower(k, tensors), _lower(v, tensors)] for k, v in value.items()]}
+    raise TypeError(f"a stored value cannot hold a {type(value).__name__}: {value!r}")
+
+
+def _raise(tree: Any, tensors: dict[str, Tensor], types: Types) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    if "tensor" in tree:
+        return tensors[tree["tensor"]]
+    if "bits" in tree:
+        shape = tuple(tree["shape"])
+        count = int(np.prod(shape, dtype=np.int64))
+        bits = np.unpackbits(tensors[tree["bits"]].numpy(), count=count)
+        return torch.from_numpy(bits.astype(np.bool_)).view(shape)
+    if "tuple" in tree:
+        return tuple(_raise(v, tensors, types) for v in tree["tuple"])
+    if "dict" in tree:
+        return {_raise(k, tensors, types): _raise(v, tensors, types) for k, v in tree["dict"]}
+    return types[tree["type"]](**{n: _raise(v, tensors, types) for n, v in tree["fields"].items()})
+
+
+__all__ = ["Types", "dumps", "loads", "types_of"]

@@ -1,0 +1,81 @@
+"""Read this first: what a method is, and the words that every method is written in.
+
+A *method* is a frozen dataclass whose fields are its configuration. A *client* is a value that the method defines (a
+frozen dataclass of tensors and numbers, or None): the engine stores it, sends it and never looks inside. A *message*
+is what really crosses the network. All models are flat vectors; a mask is a vector of bools of the same length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from sparsona.core.layout import Layout, Mask, Vector
+from sparsona.core.rng import Rng
+from sparsona.core.samples import LocalData, Samples
+from sparsona.core.task import Task
+from sparsona.core.training import Ctx, Training
+from sparsona.core.wire import Message
+
+Client = Any  # what a device keeps between rounds: a frozen dataclass of tensors and numbers, or None
+Server = Any  # what the server keeps between rounds, likewise
+Inbox = Mapping[str | int, Message]  # by sender: "server", or the number of a peer
+Model = Vector | Callable[[Tensor], Tensor]  # what a device predicts with: a vector, or a function from inputs to logits
+
+
+class Method(Protocol):
+    """What runs on the device."""
+
+    def join(self, k: int, ctx: Ctx) -> Client:
+        """The value that client k starts with; its key alone decides it, so it may be made at any time."""
+
+    def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Model]:
+        """One round on the device: the client's new value, what it sends, and the model its training ended with."""
+
+    def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Model:
+        """The model the device would use now, having received this inbox and not yet trained on it."""
+
+
+@runtime_checkable
+class StarMethod(Method, Protocol):
+    """A method with a server: clients talk to it alone."""
+
+    def start(self, fleet: int, ctx: Ctx) -> Server:
+        """What the server of a fleet of this size begins with."""
+
+    def down(self, server: Server, k: int) -> Message:
+        """What the server sends to client k."""
+
+    def merge(self, server: Server, inbox: Iterable[tuple[int, Message]], ctx: Ctx) -> Server:
+        """The server after a round; messages come one by one in the order of client numbers and are not kept."""
+
+
+@runtime_checkable
+class PeerMethod(Method, Protocol):
+    """A method without a server: clients read each other's messages."""
+
+    def post(self, client: Client) -> Message:
+        """What the others read of this client; the same message that its last local round returned."""
+
+
+__all__ = [
+    "Client",
+    "Ctx",
+    "Inbox",
+    "Layout",
+    "LocalData",
+    "Mask",
+    "Message",
+    "Method",
+    "Model",
+    "PeerMethod",
+    "Rng",
+    "Samples",
+    "Server",
+    "StarMethod",
+    "Task",
+    "Training",
+    "Vector",
+]

@@ -1,0 +1,46 @@
+"""FedAvg (McMahan et al., 2017): everybody trains the same model, the server averages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from sparsona.core.aggregate import Mean
+from sparsona.core.training import Ctx, Training, train
+from sparsona.core.wire import Message, Values
+from sparsona.method import Inbox, LocalData, Vector
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Training):
+    """One shared model, tested as it is on every client."""
+
+    weighting: Literal["samples", "uniform"] = "samples"
+
+    def start(self, fleet: int, ctx: Ctx) -> Vector:
+        return ctx.theta0
+
+    def down(self, server: Vector, k: int) -> Message:
+        return Message(theta=Values(server))
+
+    def join(self, k: int, ctx: Ctx) -> None:
+        return None
+
+    def local(self, client: None, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[None, Message, Vector]:
+        theta = self.step(inbox["server"]["theta"].values, data, ctx)
+        return None, Message(theta=Values(theta), samples=len(data)), theta
+
+    def step(self, theta: Vector, data: LocalData, ctx: Ctx) -> Vector:
+        """Local training from the model received."""
+        return train(self, theta, data.train, ctx)
+
+    def merge(self, server: Vector, inbox: Iterable[tuple[int, Message]], ctx: Ctx) -> Vector:
+        mean = Mean(ctx.layout.dim)
+        for _, m in inbox:
+            mean.add(m["theta"].values, m["samples"] if self.weighting == "samples" else 1)
+        return mean.value(otherwise=server)
+
+    def personal(self, client: None, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
+        theta: Vector = inbox["server"]["theta"].values
+        return theta

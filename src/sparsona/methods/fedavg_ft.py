@@ -1,0 +1,21 @@
+"""FedAvg with fine-tuning: before use, each client trains a copy of the shared model on its own data and drops it after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparsona.core.fields import Count
+from sparsona.core.training import Ctx, train
+from sparsona.method import Inbox, LocalData, Vector
+from sparsona.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgFT(FedAvg):
+    """A shared model that every client tunes for itself."""
+
+    tune_epochs: Count = 1
+
+    def personal(self, client: None, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
+        shared = inbox["server"]["theta"].values
+        return train(self, shared, data.train, ctx, purpose="tune", epochs=self.tune_epochs)

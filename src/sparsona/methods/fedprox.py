@@ -1,0 +1,20 @@
+"""FedProx (Li et al., 2020): FedAvg whose local training is held near the model received."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparsona.core.fields import NonNegative
+from sparsona.core.training import Ctx, train
+from sparsona.method import LocalData, Vector
+from sparsona.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(FedAvg):
+    """Local loss plus mu/2 |w - w_received|^2."""
+
+    mu: NonNegative = 0.1
+
+    def step(self, theta: Vector, data: LocalData, ctx: Ctx) -> Vector:
+        return train(self, theta, data.train, ctx, anchor=theta, pull=self.mu)

@@ -1,0 +1,39 @@
+"""Local training alone: every client has its own model and sends nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sparsona.core.training import Ctx, Training, train
+from sparsona.core.wire import Message
+from sparsona.method import Inbox, LocalData, Vector
+
+
+@dataclass(frozen=True)
+class Client:
+    theta: Vector | None  # None: the common initial model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local(Training):
+    """K independent models; the server only says whose turn it is."""
+
+    def start(self, fleet: int, ctx: Ctx) -> None:
+        return None
+
+    def down(self, server: None, k: int) -> Message:
+        return Message()
+
+    def join(self, k: int, ctx: Ctx) -> Client:
+        return Client(None)
+
+    def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
+        theta = train(self, ctx.theta0 if client.theta is None else client.theta, data.train, ctx)
+        return Client(theta), Message(), theta
+
+    def merge(self, server: None, inbox: Iterable[tuple[int, Message]], ctx: Ctx) -> None:
+        return None
+
+    def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
+        return ctx.theta0 if client.theta is None else client.theta

@@ -1,0 +1,565 @@
+"""Runs as tables and figures: what each run reached, what it cost, and who gained from it.
+
+matplotlib and rich are imported where they are used: worker processes come past this module and need neither.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO, StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparsona.config import tables
+from sparsona.results import Run, RunError, write
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+Row = dict[str, Any]
+
+_BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#767676"
+_COLOURS = (_BLUE, _ORANGE, "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")  # Okabe and Ito, without yellow
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_LINES = ("-", "--", ":", "-.")
+_POINTS = {"before": "before local training", "after": "after local training"}
+_STYLE = {
+    "font.size": 9,
+    "axes.edgecolor": "#8c8c8c",
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.labelcolor": "#333333",
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlepad": 10,
+    "grid.color": "#e4e4e4",
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "xtick.color": "#555555",
+    "ytick.color": "#555555",
+}
+
+
+# -- the table -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side: one row per run in raw numbers, and what keeps them from being compared like with like."""
+
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()  # what was written
+
+    def json(self) -> list[Row]:
+        """The rows as plain values, not rounded: accuracies as shares, bytes, FLOPs; None where there is no value."""
+        return [dict(row) for row in self.rows]
+
+    def csv(self) -> str:
+        """The rows as comma-separated values, not rounded."""
+        text = StringIO()
+        writer = csv.DictWriter(text, list(self.rows[0]), lineterminator="\n")
+        writer.writeheader()
+        for row in self.rows:
+            late = [key for key in row if key.endswith("_to_target") and row["target"] is not None and row[key] is None]
+            writer.writerow(row | dict.fromkeys(late, "not reached"))
+        return text.getvalue()
+
+    def markdown(self) -> str:
+        """The rows as a Markdown table, rounded for reading, with the notes below it."""
+        columns = self._columns()
+        lines = [
+            [title for title, _ in columns],
+            ["---" if i < _WORDS else "---:" for i in range(len(columns))],
+            *([show(row).replace("|", "\\|") for _, show in columns] for row in self.rows),
+        ]
+        text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        return text + "".join(f"\nNote: {note}\n" for note in self.notes)
+
+    def rich(self) -> Table:
+        """The rows as a table for the terminal, rounded for reading, with the notes below it."""
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        caption = Text("\n".join(f"Note: {note}" for note in self.notes)) if self.notes else None
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left")
+        columns = self._columns()
+        for i, (title, _) in enumerate(columns):
+            words = i < _WORDS
+            table.add_column(
+                Text(title), justify="left" if words else "right", no_wrap=not words, overflow="fold", vertical="bottom"
+            )
+        for row in self.rows:
+            table.add_row(*(Text(show(row)) for _, show in columns))
+        return table
+
+    def _columns(self) -> list[tuple[str, Callable[[Row], str]]]:
+        """Titles and how to show a row's value under them; the first two are words, the others numbers."""
+        scale, unit = _flop_unit(max(row["flops"] for row in self.rows))
+        targets = {row["target"] for row in self.rows}
+        columns: list[tuple[str, Callable[[Row], str]]] = [
+            ("run", lambda r: str(r["name"])),
+            ("method", lambda r: str(r["method"])),
+            ("accuracy %", lambda r: _percent(r["accuracy"])),
+            ("by sample %", lambda r: _percent(r["accuracy_by_sample"])),
+            ("bottom decile %", lambda r: _percent(r["bottom_decile"])),
+            ("spread %", lambda r: _percent(r["spread"])),
+            ("best round", lambda r: str(r["best_round"])),
+        ]
+        if targets != {None}:
+            goal = "target"
+            if len(targets) == 1:
+                goal = f"{_share(targets.pop())} %"
+            else:
+                columns.append(("target %", lambda r: "" if r["target"] is None else _share(r["target"])))
+            columns += [
+                (f"rounds to {goal}", lambda r: _to_target(r, "rounds_to_target", str)),
+                (f"MB to {goal}", lambda r: _to_target(r, "bytes_to_target", lambda v: _amount(v / 1e6))),
+                (f"{unit} to {goal}", lambda r: _to_target(r, "flops_to_target", lambda v: _amount(v / scale))),
+            ]
+        columns += [
+            ("MB down", lambda r: _amount(r["down_bytes"] / 1e6)),
+            ("MB up", lambda r: _amount(r["up_bytes"] / 1e6)),
+            ("MB paper", lambda r: _amount(r["paper_bytes"] / 1e6)),
+            (unit, lambda r: _amount(r["flops"] / scale)),
+        ]
+        return columns
+
+
+_WORDS = 2  # columns of a table that hold words
+
+
+def compare(runs: Sequence[Run], out: Path | None = None, *, target: float | None = None) -> Comparison:
+    """Finished runs side by side, with tables and figures in the folder ``out`` if one is given.
+
+    The cost to reach a mean accuracy is told for ``target``, or without it for the target of each run's own recipe.
+    """
+    if target is not None and not 0 < target <= 1:
+        raise ValueError(f"target = {target!r}: must be more than 0 and at most 1")
+    names = _names(runs)
+    rows = tuple(_row(run, name, target) for run, name in zip(runs, names, strict=True))
+    table = Comparison(rows, tuple(_notes(runs, names)))
+    if out is None:
+        return table
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        return Comparison(table.rows, table.notes, tuple(_write(table, runs, names, out)))
+    except OSError as error:
+        raise RunError(f"cannot write the comparison into {out}: {error.strerror}") from error
+
+
+def gains(runs: Sequence[Run]) -> list[Row]:
+    """For each run but the first: how many clients do better, worse or the same than in the first, and the extra MB."""
+    names = _names(runs)
+    base = runs[0].client_accuracy()
+    rows = []
+    for run, name in zip(runs[1:], names[1:], strict=True):
+        change = _changes(base, run.client_accuracy())
+        rows.append(
+            {
+                "name": name,
+                "baseline": names[0],
+                "clients": len(change),  # tested in both runs
+                "gained": sum(c > 0 for c in change),
+                "lost": sum(c < 0 for c in change),
+                "equal": sum(c == 0 for c in change),
+                "mean_gain": sum(change) / len(change) if change else None,  # points
+                "mb": _sent(run.summary["total"]) / 1e6,
+                "extra_mb": (_sent(run.summary["total"]) - _sent(runs[0].summary["total"])) / 1e6,
+            }
+        )
+    return rows
+
+
+def _row(run: Run, name: str, target: float | None) -> Row:
+    summary = run.summary
+    total, score = summary["total"], summary[summary["point"]]
+    target = run.recipe.evaluate.target if target is None else target
+    hit = None
+    if target is not None:
+        hit = next((r for r in _evaluated(run, run.point) if r[run.point]["accuracy"] >= target), None)
+    return {
+        "name": name,
+        "method": tables(run.recipe)["method"]["name"],
+        "rounds": summary["rounds"],
+        "accuracy": score["accuracy"],
+        "accuracy_by_sample": score["accuracy_by_sample"],
+        "bottom_decile": score["bottom_decile"],
+        "spread": score["spread"],
+        "best_round": summary["best"]["round"],
+        "best_accuracy": summary["best"]["accuracy"],
+        "target": target,
+        "rounds_to_target": None if hit is None else hit["round"],
+        "bytes_to_target": None if hit is None else _sent(hit["total"]),
+        "flops_to_target": None if hit is None else hit["total"]["flops"],
+        "down_bytes": total["down"],
+        "up_bytes": total["up"],
+        "paper_bytes": total["paper_down"] + total["paper_up"],
+        "flops": total["flops"],
+    }
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """The runs' folder names, with as many folders above as it takes to tell them apart."""
+    if not runs:
+        raise ValueError("runs = []: must be at least one run")
+    paths = [run.path.resolve() for run in runs]
+    for i, path in enumerate(paths):
+        if path in paths[:i]:
+            raise ValueError(f"runs: {runs[i].path} is given twice; a run is compared with others")
+    parts = [path.parts[1:] for path in paths]
+    depth = 1
+    while len({p[-depth:] for p in parts}) < len(parts):
+        depth += 1
+    shared = {p[-1] for p in parts if sum(q[-1] == p[-1] for q in parts) > 1}
+    return ["/".join(p[-depth:]) if p[-1] in shared else p[-1] for p in parts]
+
+
+def _notes(runs: Sequence[Run], names: Sequence[str]) -> Iterator[str]:
+    """Where the runs were not tested alike: the first differing key of data or seed, and the evaluation point."""
+    first = _data(runs[0])
+    others: dict[str, list[str]] = {}
+    for run, name in zip(runs[1:], names[1:], strict=True):
+        data = _data(run)
+        key = next((k for k in {**first, **data} if first.get(k) != data.get(k)), None)
+        if key is not None:
+            others.setdefault(key, []).append(f"{_value(data.get(key))} in {name}")
+    for key, told in others.items():
+        yield f"the runs differ in data: {key} is {_value(first.get(key))} in {names[0]}, but {', '.join(told)}"
+    odd = [name for run, name in zip(runs, names, strict=True) if run.point != runs[0].point]
+    if odd:
+        point = next(p for p in _POINTS if p != runs[0].point)
+        yield f"accuracy is {_POINTS[runs[0].point]} in {names[0]}, but {_POINTS[point]} in {', '.join(odd)}"
+
+
+def _data(run: Run) -> dict[str, Any]:
+    """What decides a run's data, by key as the recipe spells it."""
+    raw = tables(run.recipe)
+    return {f"data.{key}": value for key, value in raw["data"].items()} | {"seed": raw["seed"]}
+
+
+def _value(value: Any) -> str:
+    return "not set" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _evaluated(run: Run, point: str) -> list[Row]:
+    return [r for r in run.rounds if r.get(point)]
+
+
+def _sent(total: Mapping[str, int]) -> int:
+    """Bytes on the wire, both directions."""
+    return total["down"] + total["up"]
+
+
+def _changes(base: Mapping[int, float], other: Mapping[int, float]) -> list[float]:
+    """Points of accuracy that each client tested in both runs gained, smallest first."""
+    return sorted(100 * (other[k] - base[k]) for k in base.keys() & other.keys())
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}"
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.6g}"
+
+
+def _amount(value: float) -> str:
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
+
+
+def _to_target(row: Row, key: str, show: Callable[[Any], str]) -> str:
+    if row["target"] is None:
+        return ""
+    return "not reached" if row[key] is None else show(row[key])
+
+
+def _flop_unit(most: float) -> tuple[float, str]:
+    """The unit that shows the largest of some numbers of operations well."""
+    for scale, unit in ((1e15, "PFLOP"), (1e12, "TFLOP")):
+        if most >= 10 * scale:
+            return scale, unit
+    return (1e9, "GFLOP") if most >= 1e8 or most == 0 else (1e6, "MFLOP")
+
+
+# -- the figures -----------------------------------------------------------------------------------------------------
+
+
+def run_figures(run: Run) -> list[Path]:
+    """Draw a run's accuracy by round and by client into its folder; a run not yet evaluated has no figures."""
+    folder = run.path / "figures"
+    points = {p: rows for p in run.recipe.evaluate.points if (rows := _evaluated(run, p))}
+    clients = run.client_accuracy()
+    files = []
+    if points:
+        folder.mkdir(exist_ok=True)
+        files.append(_draw_accuracy(run, points, folder / "accuracy.png"))
+    if run.point in points and clients:
+        files.append(_draw_run_clients(run, clients, points[run.point][-1][run.point], folder / "clients.png"))
+    return files
+
+
+def _write(table: Comparison, runs: Sequence[Run], names: Sequence[str], out: Path) -> Iterator[Path]:
+    """Write tables and figures, and name what was written."""
+    scale, unit = _flop_unit(max(row["flops"] for row in table.rows))
+    goals = {row["target"] for row in table.rows}
+    goal = goals.pop() if len(goals) == 1 else None
+    axes: list[tuple[str, str, Callable[[Row], float]]] = [
+        ("rounds", "round", lambda r: r["round"]),
+        ("bytes", "MB sent, both directions", lambda r: _sent(r["total"]) / 1e6),
+        ("flops", f"{unit} computed", lambda r: r["total"]["flops"] / scale),
+    ]
+    figures = [
+        _draw_curves(runs, names, goal, label, along, out / f"accuracy-{name}.png") for name, label, along in axes
+    ]
+    figures.append(_draw_clients(runs, names, out / "clients.png"))
+    if len(runs) > 1:
+        figures.append(_draw_gain(runs, gains(runs), out / "gain.png"))
+    else:
+        (out / "gain.png").unlink(missing_ok=True)  # of an earlier comparison in this folder
+    write(out / "compare.csv", table.csv())
+    write(out / "compare.md", table.markdown() + "".join(f"\n![{f.stem}]({f.name})\n" for f in figures))
+    yield from (out / "compare.csv", out / "compare.md", *figures)
+
+
+@contextmanager
+def _figure(path: Path, width: float, height: float) -> Iterator[Figure]:
+    """A figure in our style whatever the user's settings are, saved as the same bytes each time."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure
+        png = BytesIO()
+        figure.savefig(png, format="png", metadata={"Software": None})
+    write(path, png.getvalue())
+
+
+def _legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """A legend right of the data that takes names as they are: matplotlib would hide a leading _ and read $ as maths."""
+    legend = figure.legend(handles, [str(i) for i in range(len(labels))], loc="outside right upper")
+    for text, label in zip(legend.get_texts(), labels, strict=True):
+        text.set_parse_math(False)
+        text.set_text(_short(label))
+
+
+def _short(name: str, most: int = 30) -> str:
+    """A name cut in its middle, where names of variants differ least."""
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[-(most - most // 2 - 1) :]}"
+
+
+def _look(i: int, evaluations: int) -> dict[str, Any]:
+    """Colour, marker and line of the i-th run: no two alike among the first 28."""
+    return {
+        "color": _COLOURS[i % len(_COLOURS)],
+        "linestyle": _LINES[i // len(_COLOURS) % len(_LINES)],
+        "linewidth": 1.8,
+        "marker": _MARKERS[i % len(_MARKERS)],
+        "markersize": 4.5,
+        "markevery": max(1, evaluations // 15),
+    }
+
+
+def _percent_axis(ax: Axes) -> None:
+    """Accuracies from what there is to see up to at most 100 %."""
+    low, high = ax.get_ylim()
+    ax.set_ylim(max(low, -2), min(high, 102))
+
+
+def _round_axis(ax: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def _draw_accuracy(run: Run, points: Mapping[str, list[Row]], path: Path) -> Path:
+    with _figure(path, 8, 4) as figure:
+        ax = figure.add_subplot()
+        handles: list[Any] = []
+        labels = []
+        for i, (point, rows) in enumerate(points.items()):
+            look = _look(i, len(rows))
+            x = [r["round"] for r in rows]
+            mean = [100 * r[point]["accuracy"] for r in rows]
+            low = [100 * r[point]["bottom_decile"] for r in rows]
+            handles += ax.plot(x, mean, **look)
+            if len(rows) > 1:
+                handles.append(ax.fill_between(x, low, mean, color=look["color"], alpha=0.16, linewidth=0))
+            else:
+                handles.append(ax.vlines(x, low, mean, color=look["color"], alpha=0.3, linewidth=6))
+            when = f"\n{_POINTS[point]}" if len(points) > 1 else ""
+            labels += [f"mean over clients{when}", f"down to bottom decile{when}"]
+        _draw_goal(ax, run.recipe.evaluate.target, handles, labels)
+        ax.set_title(run.recipe.name, parse_math=False)
+        ax.set_xlabel("round")
+        ax.set_ylabel("accuracy (%)")
+        _round_axis(ax)
+        _percent_axis(ax)
+        legend = figure.legend(handles, labels, loc="outside right upper", labelspacing=0.9)
+        legend.set_title(None if len(points) > 1 else _POINTS[next(iter(points))].capitalize(), prop={"size": 8.5})
+    return path
+
+
+def _draw_goal(ax: Axes, goal: float | None, handles: list[Any], labels: list[str]) -> None:
+    if goal is not None:
+        handles.append(ax.axhline(100 * goal, color=_GREY, linestyle=(0, (4, 3)), linewidth=1, zorder=1))
+        labels.append(f"target {_share(goal)} %")
+
+
+def _draw_run_clients(run: Run, clients: Mapping[int, float], score: Mapping[str, float], path: Path) -> Path:
+    order = sorted(clients, key=lambda k: (clients[k], k))
+    values = [100 * clients[k] for k in order]
+    mean, low = 100 * score["accuracy"], 100 * score["bottom_decile"]
+    with _figure(path, 8, 4) as figure:
+        ax = figure.add_subplot()
+        _bars(ax, values, [_BLUE] * len(values))
+        handles = [
+            ax.axhline(mean, color="#000000", linewidth=1.2),
+            ax.axhline(low, color=_ORANGE, linewidth=1.2, linestyle="--"),
+        ]
+        _client_axis(ax, order, "sorted by accuracy")
+        ax.set_ylim(0, 102)
+        ax.set_title(f"{run.recipe.name}: every client's own accuracy", parse_math=False)
+        ax.set_ylabel("accuracy (%)")
+        _legend(figure, handles, [f"mean {mean:.1f} %", f"bottom decile {low:.1f} %"])
+    return path
+
+
+def _bars(ax: Axes, values: Sequence[float], colours: Sequence[str]) -> None:
+    """One bar per value at 0, 1, ...; many of them as one filled shape per colour, which draws fast."""
+    if len(values) <= 120:
+        ax.bar(range(len(values)), values, width=0.8, color=list(colours))
+        return
+    edges = [i - 0.5 for i in range(len(values) + 1)]
+    for colour in dict.fromkeys(colours):
+        here = [v if c == colour else 0.0 for v, c in zip(values, colours, strict=True)]
+        ax.stairs(here, edges, fill=True, color=colour, linewidth=0)
+
+
+def _client_axis(ax: Axes, order: Sequence[int], how: str) -> None:
+    """Clients along x; numbered if there is room for the numbers."""
+    _client_room(ax, len(order))
+    named = len(order) <= 30
+    ax.set_xticks(range(len(order)) if named else [], [str(k) for k in order] if named else [])
+    noun = "client" if named else f"{len(order)} clients"
+    ax.set_xlabel(f"{noun}, {how}" if len(order) > 1 else "client")
+
+
+def _client_room(ax: Axes, clients: int) -> None:
+    room = max(0.0, (6 - clients) / 2)  # a single bar does not fill the picture
+    ax.set_xlim(-0.7 - room, clients - 0.3 + room)
+
+
+def _draw_curves(
+    runs: Sequence[Run], names: Sequence[str], goal: float | None, label: str, along: Callable[[Row], float], path: Path
+) -> Path:
+    with _figure(path, 8, 4) as figure:
+        ax = figure.add_subplot()
+        handles: list[Any] = []
+        ends = []
+        first = []
+        for i, run in enumerate(runs):
+            rows = _evaluated(run, run.point)
+            x = [along(r) for r in rows]
+            first.append(x[0])
+            ends.append(x[-1])
+            handles += ax.plot(x, [100 * r[run.point]["accuracy"] for r in rows], **_look(i, len(rows)))
+        labels = list(names)
+        _draw_goal(ax, goal, handles, labels)
+        by_round = label == "round"
+        if not by_round and min(first) > 0 and max(ends) > 10 * min(ends):
+            ax.set_xscale("log")
+            label += ", log scale"
+        elif by_round:
+            _round_axis(ax)
+        else:
+            ax.set_xlim(left=min(0, ax.get_xlim()[0]))
+        ax.set_title("Mean accuracy over clients")
+        ax.set_xlabel(label)
+        ax.set_ylabel("accuracy (%)")
+        _percent_axis(ax)
+        _legend(figure, handles, labels)
+    return path
+
+
+def _draw_clients(runs: Sequence[Run], names: Sequence[str], path: Path) -> Path:
+    each = [run.client_accuracy() for run in runs]
+    first = each[0]
+    known = {k for clients in each for k in clients}
+    order = sorted(known, key=lambda k: (k not in first, first.get(k, 0.0), k))
+    at = {k: i for i, k in enumerate(order)}
+    with _figure(path, 10, 4.4) as figure:
+        ax = figure.add_subplot()
+        handles: list[Any] = []
+        size = 6.0 if len(order) <= 30 else 4.5 if len(order) <= 120 else 3.0
+        for i, clients in enumerate(each):
+            x = sorted(at[k] for k in clients)
+            look = _look(i, 1) | {"markersize": size, "alpha": 0.85, "markeredgewidth": 0}
+            if i:
+                look["linestyle"] = "none"
+            else:
+                look |= {"linewidth": 1, "zorder": 1.5}
+            handles += ax.plot(x, [100 * clients[order[j]] for j in x], **look)
+        _client_axis(ax, order, f"sorted by accuracy in {_short(names[0])}")
+        ax.xaxis.label.set_parse_math(False)
+        ax.set_title("Every client's own accuracy")
+        ax.set_ylabel("accuracy (%)")
+        _percent_axis(ax)
+        _legend(figure, handles, names)
+    return path
+
+
+def _draw_gain(runs: Sequence[Run], told: Sequence[Row], path: Path) -> Path:
+    """Who gained against the first run, at how many bytes."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    columns = min(2, len(told))
+    lines = -(-len(told) // columns)
+    base = runs[0].client_accuracy()
+    with _figure(path, 10 if columns > 1 else 7, 1 + 2.6 * lines) as figure:
+        grid = list(figure.subplots(lines, columns, sharey=True, squeeze=False).flat)
+        for ax, run, gain in zip(grid, runs[1:], told, strict=False):
+            change = _changes(base, run.client_accuracy())
+            _bars(ax, change, [_BLUE if c > 0 else _ORANGE if c < 0 else _GREY for c in change])
+            ax.axhline(0, color="#333333", linewidth=0.8)
+            if change:
+                ax.axhline(gain["mean_gain"], color="#000000", linewidth=1.2, linestyle="--")
+            _client_room(ax, len(change))
+            ax.set_xticks([])
+            ax.set_xlabel(f"{len(change)} {'client' if len(change) == 1 else 'clients, sorted by gain'}")
+            ax.set_title(_short(gain["name"], 40), parse_math=False, pad=22)
+            ax.text(0, 1.0, _gained(gain) + "\n", transform=ax.transAxes, va="baseline", size=8.5, color="#333333")
+            ax.tick_params(labelleft=True)
+        for ax in grid[len(told) :]:
+            ax.set_visible(False)
+        grid[0].margins(y=0.08)
+        figure.supylabel(
+            f"gain over {_short(told[0]['baseline'])} (points of accuracy)", size=9, color="#333333", parse_math=False
+        )
+        keys = [Patch(color=_BLUE), Patch(color=_ORANGE), Line2D([], [], color="#000000", linestyle="--")]
+        figure.legend(keys, ["gained", "lost", "mean"], loc="outside lower center", ncols=3)
+    return path
+
+
+def _gained(gain: Row) -> str:
+    if not gain["clients"]:
+        return f"no client tested in both runs · {_amount(gain['mb'])} MB"
+    share = 100 * gain["gained"] / gain["clients"]
+    return f"{share:.0f} % of clients gained · mean {gain['mean_gain']:+.1f} points · {_amount(gain['mb'])} MB"

@@ -1,0 +1,298 @@
+"""From a recipe to a finished run: build, loop, record, checkpoint; and go on after any interruption."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save
+
+import sparsona
+from sparsona.config import Recipe, check, tables
+from sparsona.core.rng import Rng
+from sparsona.core.task import Task
+from sparsona.core.topology import cohort
+from sparsona.core.wire import Message
+from sparsona.data import Fleet, build
+from sparsona.engines.device import Device, Job, Score
+from sparsona.engines.local import Local
+from sparsona.engines.pool import Pool
+from sparsona.engines.rounds import Engine, Round, star
+from sparsona.engines.store import Checkpoint, Store
+from sparsona.engines.values import dumps, loads, types_of
+from sparsona.evaluate import metrics
+from sparsona.method import Server, StarMethod
+from sparsona.models import build as build_model
+from sparsona.results import Journal, Run, summarise, write
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Told to a listener after every round."""
+
+    round: int
+    rounds: int
+    row: dict[str, Any]  # the round's row in rounds.jsonl
+    seconds: float
+
+
+Listener = Callable[[Progress], None]
+
+
+def prepare(recipe: Recipe, data_dir: Path | None = None) -> tuple[Device, Fleet]:
+    """The device side of a recipe: data, model and method, the same in every process."""
+    fleet = build(recipe.data, recipe.seed, data_dir)
+    with Rng(recipe.seed, "init").everywhere():
+        model = build_model(recipe.model.name, fleet.dataset.classes, fleet.dataset.shape)
+    task, theta0 = Task.of(model, fleet.local(0).train.at(torch.tensor([0]))[0])
+    device = Device(
+        recipe.method, task, theta0, fleet.local, fleet.test, recipe.seed, recipe.rounds, recipe.evaluate.batch
+    )
+    return device, fleet
+
+
+def worker_device(recipe: dict[str, Any], data_dir: str | None) -> Device:
+    """What a worker process builds, from plain values."""
+    return prepare(check(recipe), None if data_dir is None else Path(data_dir))[0]
+
+
+def run(
+    recipe: Recipe, out: str | Path | None = None, *, data_dir: Path | None = None, listen: Listener | None = None
+) -> Run | dict[str, Any]:
+    """Run a recipe into the folder ``out`` and give the finished run; without a folder, give its summary alone."""
+    with _engine(recipe, data_dir) as (engine, device, fleet):
+        if out is None:
+            return _Loop(recipe, engine, device, fleet, None, listen).go()
+        folder = Run.create(Path(out), recipe, about(recipe, device, fleet))
+        _Loop(recipe, engine, device, fleet, folder, listen).go()
+        return Run.open(Path(out))
+
+
+def resume(out: str | Path, *, data_dir: Path | None = None, listen: Listener | None = None) -> Run:
+    """Go on with an interrupted run from its last checkpoint; a finished one is left as it is."""
+    folder = Run.open(Path(out))
+    if not folder.finished:
+        with _engine(folder.recipe, data_dir) as (engine, device, fleet):
+            _Loop(folder.recipe, engine, device, fleet, folder, listen).go()
+    return Run.open(Path(out))
+
+
+def about(recipe: Recipe, device: Device, fleet: Fleet) -> dict[str, Any]:
+    """What a reader needs to repeat or judge a run, besides the recipe."""
+    return {
+        "sparsona": sparsona.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "seed": recipe.seed,
+        "clients": fleet.clients,
+        "parameters": device.task.layout.params,
+        "forward_flops": device.task.layout.flops(),
+    }
+
+
+@contextmanager
+def _engine(recipe: Recipe, data_dir: Path | None) -> Iterator[tuple[Engine, Device, Fleet]]:
+    """The engine a recipe asks for, stopped at the end; computation is single-threaded so that all engines agree."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    engine: Engine | None = None
+    try:
+        if recipe.engine.name == "pool":
+            where = None if data_dir is None else str(data_dir)
+            pool = Pool(
+                recipe.engine.workers, "sparsona.runner:worker_device", {"recipe": tables(recipe), "data_dir": where}
+            )
+            engine = pool
+            device, fleet = prepare(recipe, data_dir)  # while the workers start
+            pool.ready()
+        else:
+            device, fleet = prepare(recipe, data_dir)
+            engine = Local(device)
+        yield engine, device, fleet
+    finally:
+        if engine is not None:
+            engine.close()
+        torch.set_num_threads(threads)
+
+
+@dataclass
+class _Loop:
+    """The state of a run between two rounds, and the steps from one to the next."""
+
+    recipe: Recipe
+    engine: Engine
+    device: Device
+    fleet: Fleet
+    folder: Run | None
+    listen: Listener | None
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    latest: dict[int, Score] = field(default_factory=dict)  # each client's score after its last local training
+
+    def go(self) -> dict[str, Any]:
+        """Run to the end and give the summary."""
+        path = None if self.folder is None else self.folder.path / "state.sqlite"
+        store = Store(path)
+        try:
+            server, done = self._restore(store)
+            for t in range(done, self.recipe.rounds):
+                server = self._round(store, server, t)
+            return self._finish(store, server)
+        finally:
+            store.close()
+            for journal in self.journals.values():
+                journal.close()
+
+    @property
+    def method(self) -> StarMethod:
+        """The method, as the server sees it."""
+        method = self.device.method
+        assert isinstance(method, StarMethod)
+        return method
+
+    def _restore(self, store: Store) -> tuple[Server, int]:
+        """Go back to the last checkpoint, or to the start."""
+        checkpoint = store.checkpoint()
+        sizes = {} if checkpoint is None else checkpoint.progress["sizes"]
+        self.journals: dict[str, Journal] = {}
+        if self.folder is not None:
+            for name in ("rounds", "clients", "timing"):
+                self.journals[name] = Journal(self.folder.path / f"{name}.jsonl", sizes.get(name, 0))
+        if checkpoint is None:
+            return self.method.start(self.fleet.clients, self.device.ctx(0, "start")), 0
+        if self.folder is not None:
+            self.rows = self.folder.rounds
+        self.latest = {int(k): Score(*s) for k, s in checkpoint.progress["latest"].items()}
+        return loads(checkpoint.server, types_of(self.method)), checkpoint.rounds_done
+
+    def _round(self, store: Store, server: Server, t: int) -> Server:
+        """One round: train, merge, evaluate, record, checkpoint."""
+        began = time.perf_counter()
+        recipe = self.recipe
+        store.begin_round()
+        try:
+            chosen = cohort(
+                self.fleet.clients, recipe.fleet.per_round or self.fleet.clients, Rng(recipe.seed, "cohort", t)
+            )
+            wants = ("score",) if "after" in recipe.evaluate.points else ()
+            new, done = star(
+                self.method, self.engine, store, server, t, chosen, self.device.ctx(t, "merge", t), wants
+            )
+            self.latest |= done.scores
+            scores = self._evaluate(store, new, t) if self._due(t) else {}
+        except BaseException:
+            with suppress(Exception):  # whatever stopped us, keep the rounds that are whole
+                store.undo_round()
+                self._commit(store, server, t)
+            raise
+        store.end_round()
+        row = self._record(done, scores)
+        if (t + 1) % recipe.engine.checkpoint_every == 0 or t + 1 == recipe.rounds:
+            self._commit(store, new, t + 1)
+        seconds = time.perf_counter() - began
+        if "timing" in self.journals:
+            self.journals["timing"].add({"round": t + 1, "seconds": seconds, "device_seconds": done.seconds})
+        if self.listen is not None:
+            self.listen(Progress(t + 1, recipe.rounds, row, seconds))
+        return new
+
+    def _due(self, t: int) -> bool:
+        return (t + 1) % self.recipe.evaluate.every == 0 or t + 1 == self.recipe.rounds
+
+    def _evaluate(self, store: Store, server: Server, t: int) -> dict[int, Score]:
+        """Every client's personal model on its own test samples."""
+        if "before" not in self.recipe.evaluate.points:
+            return {}
+        results = self.engine.map(self._tests(store, server, t))
+        return {r.k: r.score for r in results if r.score is not None}
+
+    def _tests(self, store: Store, server: Server, t: int, model: bool = False) -> Iterator[Job]:
+        for k in range(self.fleet.clients):
+            inbox = {"server": self.method.down(server, k)}
+            yield Job("evaluate", t, k, store.client(k), inbox, ("model",) if model else ())
+
+    def _record(self, done: Round, scores: dict[int, Score]) -> dict[str, Any]:
+        """Append the round to the records."""
+        spent = {name: sum(getattr(c, name) for c in done.costs.values()) for name in _COSTS}
+        before = self.rows[-1]["total"] if self.rows else dict.fromkeys(_COSTS, 0)
+        row: dict[str, Any] = {
+            "round": done.t + 1,
+            "participants": sorted(done.costs),
+            "left_out": done.left_out,
+            **spent,
+            "total": {name: before[name] + spent[name] for name in _COSTS},
+        }
+        if scores:
+            row["before"] = metrics(scores)
+        if self.latest and self._due(done.t):
+            row["after"] = metrics(self.latest)
+        self.rows.append(row)
+        if self.folder is not None:
+            self.journals["rounds"].add(row)
+            self.journals["clients"].add(*_client_rows(done, scores))
+        return row
+
+    def _commit(self, store: Store, server: Server, rounds_done: int) -> None:
+        progress = {
+            "sizes": {name: journal.size for name, journal in self.journals.items()},
+            "latest": {str(k): [s.correct, s.samples, s.loss] for k, s in sorted(self.latest.items())},
+        }
+        store.commit(Checkpoint(rounds_done, dumps(server), progress))
+
+    def _finish(self, store: Store, server: Server) -> dict[str, Any]:
+        """Write what a finished run leaves; the summary comes last, so that a run without it is not finished."""
+        summary = summarise(self.recipe, self.rows)
+        if self.folder is None:
+            return summary
+        path = self.folder.path
+        state = path / "state"
+        state.mkdir(exist_ok=True)
+        write(state / "server.safetensors", dumps(server))
+        for k in store.clients():
+            write(state / f"client-{k:05d}.safetensors", store.client(k) or b"")
+        if self.recipe.results.models:
+            self._models(store, server, path / "models")
+        if self.recipe.results.figures:
+            from sparsona.report import run_figures  # drawing is slow to import, and workers never draw
+
+            run_figures(self.folder)
+        write(path / "summary.json", json.dumps(summary, indent=1) + "\n")
+        store.close()
+        for name in ("state.sqlite", "state.sqlite-wal", "state.sqlite-shm"):
+            (path / name).unlink(missing_ok=True)
+        return summary
+
+    def _models(self, store: Store, server: Server, path: Path) -> None:
+        path.mkdir(exist_ok=True)
+        for result in self.engine.map(self._tests(store, server, self.recipe.rounds - 1, model=True)):
+            message: Message | None = result.message
+            if message is not None:
+                tensors = self.device.task.layout.unflatten(message["model"].values)
+                write(
+                    path / f"client-{result.k:05d}.safetensors",
+                    save({name: t.contiguous() for name, t in tensors.items()}),
+                )
+
+
+_COSTS = ("down", "up", "paper_down", "paper_up", "flops")
+
+
+def _client_rows(done: Round, scores: dict[int, Score]) -> Iterator[dict[str, Any]]:
+    for k in sorted(done.costs.keys() | scores.keys()):
+        row: dict[str, Any] = {"round": done.t + 1, "client": k}
+        if k in done.costs:
+            row |= asdict(done.costs[k])
+        if k in scores:
+            row["before"] = asdict(scores[k])
+        if k in done.scores:
+            row["after"] = asdict(done.scores[k])
+        yield row

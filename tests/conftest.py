@@ -1,0 +1,15 @@
+"""Fixtures shared by all tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def sparsona_data() -> Path:
+    """The directory of the real data sets; tests that need it are skipped without."""
+    named = os.environ.get("SPARSONA_DATA")
+    if not named:
+        pytest.skip("the environment variable SPARSONA_DATA names no directory of real data sets")
+    return Path(named)

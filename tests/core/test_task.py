@@ -1,0 +1,249 @@
+"""Task and SGD against hand-worked numbers and PyTorch's own optimiser."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sparsona.core.rng import Rng
+from sparsona.core.samples import Prepare, Samples
+from sparsona.core.task import Task, correct, loss, sgd
+from sparsona.core.training import Training, lr_at
+
+
+class Net(nn.Module):
+    def __init__(self, norm: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4) if norm else nn.Identity()
+        self.drop = nn.Dropout(dropout)
+        self.fc = nn.Linear(4 * 5 * 5, 3)
+
+    def forward(self, x):
+        return self.fc(self.drop(F.relu(self.norm(self.conv(x)))).flatten(1))
+
+
+def make(**options):
+    torch.manual_seed(0)
+    model = Net(**options)
+    plain = copy.deepcopy(model)
+    task, theta0 = Task.of(model, torch.zeros(1, 2, 5, 5))
+    return task, theta0, plain
+
+
+def samples(n=20):
+    g = torch.Generator().manual_seed(1)
+    return Samples(torch.randn(n, 2, 5, 5, generator=g), torch.randint(0, 3, (n,), generator=g), torch.arange(n))
+
+
+def batches(epochs=2, size=8, n=20):
+    return samples(n).epochs(Rng(5), epochs, size)
+
+
+def vector(task, model):
+    return task.layout.flatten(dict(model.state_dict()))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"momentum": 0.9},
+        {"weight_decay": 0.05},
+        {"momentum": 0.9, "weight_decay": 0.05, "clip": 0.1},
+    ],
+)
+def test_equals_torch_sgd(options):
+    task, theta0, plain = make()
+    clip = options.get("clip")
+    optimiser = torch.optim.SGD(
+        plain.parameters(), 0.1, options.get("momentum", 0), weight_decay=options.get("weight_decay", 0)
+    )
+    for x, y in batches():
+        optimiser.zero_grad()
+        F.cross_entropy(plain(x), y).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(plain.parameters(), clip)
+        optimiser.step()
+    got = sgd(task, theta0, batches(), lr=0.1, **options)
+    torch.testing.assert_close(got, vector(task, plain), rtol=1e-5, atol=1e-6)
+
+
+def test_running_statistics_travel_in_the_vector():
+    task, theta0, plain = make(norm=True)
+    optimiser = torch.optim.SGD(plain.parameters(), 0.1, weight_decay=0.1)
+    for x, y in batches():
+        optimiser.zero_grad()
+        F.cross_entropy(plain(x), y).backward()
+        optimiser.step()
+    got = sgd(task, theta0, batches(), lr=0.1, weight_decay=0.1)
+    assert task.layout.dim - task.layout.params == 8
+    torch.testing.assert_close(got, vector(task, plain), rtol=1e-5, atol=1e-6)
+    plain.eval()
+    x = samples().x
+    torch.testing.assert_close(task.logits(got, x), plain(x), rtol=1e-4, atol=1e-5)
+    assert torch.equal(sgd(task, theta0, batches(), lr=0.1, weight_decay=0.1), got)  # nothing leaks into the next client
+
+
+def quadratic():
+    """A model of two weights whose gradient is its input: loss = -log sigmoid form is replaced by a linear one."""
+
+    class Linear(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(2))
+
+        def forward(self, x):
+            return x
+
+    return Linear()
+
+
+def test_pull_by_hand(monkeypatch):
+    # gradient of the loss fixed to (1, 2): with w = (1, 1), anchor (3, 0), pull 0.5, lr 0.1:
+    #   as loss: w - 0.1 * (g + 0.5 * (w - a)) = (1 - 0.1 * (1 - 1), 1 - 0.1 * (2 + 0.5)) = (1.0, 0.75)
+    #   as step: w' = (0.9, 0.8); w' - 0.1 * 0.5 * (w' - a) = (0.9 + 0.105, 0.8 - 0.04) = (1.005, 0.76)
+    task, one = fixed_gradient(monkeypatch, [1.0, 2.0])
+    a = torch.tensor([3.0, 0.0])
+    torch.testing.assert_close(
+        sgd(task, torch.ones(2), one, lr=0.1, anchor=a, pull=0.5), torch.tensor([1.0, 0.75]), rtol=0, atol=1e-7
+    )
+    torch.testing.assert_close(
+        sgd(task, torch.ones(2), one, lr=0.1, anchor=a, pull=0.5, pull_as="step"),
+        torch.tensor([1.005, 0.76]),
+        rtol=0,
+        atol=1e-7,
+    )
+
+
+@pytest.mark.parametrize(("of", "kept"), [("dense", 6.0), ("masked", 10.0)])
+def test_clip_by_hand(monkeypatch, of, kept):
+    # bound 10, g = (30, 40), mask = (1, 0): the norm of the dense gradient is 50, of the masked one 30
+    task, one = fixed_gradient(monkeypatch, [30.0, 40.0])
+    mask = torch.tensor([True, False])
+    got = sgd(task, torch.zeros(2), one, lr=1.0, clip=10.0, clip_of=of, mask=mask)
+    torch.testing.assert_close(got, torch.tensor([-kept, 0.0]), rtol=1e-6, atol=0)
+
+
+def fixed_gradient(monkeypatch, g):
+    task, _ = Task.of(quadratic(), torch.zeros(1, 2))
+    monkeypatch.setattr(task, "backward", lambda batch: task.grads.copy_(torch.tensor(g)))
+    return task, Samples(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long), torch.arange(1)).epochs(Rng(0), 1, 1)
+
+
+def test_only_what_may_move_moves():
+    task, theta0, _ = make(norm=True)
+    g = torch.Generator().manual_seed(2)
+    move = torch.rand(task.layout.dim, generator=g) < 0.5
+    got = sgd(
+        task, theta0, batches(), lr=0.1, momentum=0.9, weight_decay=0.1, clip=1.0, move=move, anchor=-theta0, pull=1.0
+    )
+    assert torch.equal(got[~move], theta0[~move])
+    assert (got[move] != theta0[move]).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("pull_as", ["loss", "step"])
+def test_outside_the_mask_is_zero(pull_as):
+    task, theta0, _ = make()
+    mask = torch.rand(task.layout.dim, generator=torch.Generator().manual_seed(3)) < 0.5
+    got = sgd(
+        task, theta0, batches(), lr=0.1, momentum=0.9, weight_decay=0.1, mask=mask, anchor=theta0, pull=0.5, pull_as=pull_as
+    )
+    assert torch.count_nonzero(got[~mask]) == 0
+    assert torch.count_nonzero(got[mask]) == mask.sum()
+
+
+def test_dense_gradient_sees_pruned_weights():
+    task, theta0, plain = make()
+    x, y = samples().x, samples().y
+    mask = torch.rand(task.layout.dim, generator=torch.Generator().manual_seed(3)) < 0.5
+    sparse = theta0 * mask
+    plain.load_state_dict({n: v.clone() for n, v in task.layout.unflatten(sparse).items()})
+    F.cross_entropy(plain(x), y).backward()
+    want = task.layout.flatten({n: p.grad for n, p in plain.named_parameters()})
+    got = task.grad(sparse, (x, y))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+    assert torch.count_nonzero(got[~mask]) > 0.9 * (~mask).sum()
+
+
+def test_inputs_are_unchanged_and_results_are_copies():
+    task, theta0, _ = make()
+    before = theta0.clone()
+    first = sgd(task, theta0, batches(), lr=0.1)
+    kept = first.clone()
+    sgd(task, first, batches(), lr=0.1)
+    assert torch.equal(theta0, before)
+    assert torch.equal(first, kept)
+
+
+def test_dropout_is_keyed_and_leaves_the_global_generator_alone():
+    task, theta0, _ = make(dropout=0.5)
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = sgd(task, theta0, batches(), lr=0.1)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(99)
+    assert torch.equal(sgd(task, theta0, batches(), lr=0.1), first)
+    assert not torch.equal(sgd(task, theta0, samples().epochs(Rng(6), 2, 8), lr=0.1), first)
+
+
+def test_flops_are_counted_at_the_door():
+    task, theta0, _ = make()
+    # conv: 2*3*3*4 weights at 25 positions, 4 biases at 25; fc: 300 weights and 3 biases once
+    forward = 2 * (72 * 25 + 300) + 4 * 25 + 3
+    assert task.layout.flops() == forward
+    sgd(task, theta0, batches(epochs=2, n=20), lr=0.1)
+    assert task.flops == 2 * 20 * 3 * forward
+    mask = torch.ones(task.layout.dim, dtype=torch.bool)
+    mask[:36] = False  # half of the convolution's weights
+    task.flops = 0
+    sgd(task, theta0, batches(epochs=1, n=20), lr=0.1, mask=mask)
+    assert task.flops == 20 * 3 * (forward - 2 * 36 * 25)
+    task.flops = 0
+    task.grad(theta0, (samples().x[:7], samples().y[:7]))
+    assert task.flops == 7 * 3 * forward
+
+
+def test_wrong_length_is_refused():
+    task, theta0, _ = make()
+    with pytest.raises(ValueError, match="does not fit a model of"):
+        task.logits(theta0[:-1], samples().x)
+
+
+def test_single_logit_is_binary():
+    logits = torch.tensor([[2.0], [-1.0], [0.5]])
+    y = torch.tensor([1, 0, 0])
+    assert correct(logits, y) == 2
+    want = -(torch.sigmoid(torch.tensor(2.0)).log() + torch.sigmoid(torch.tensor(1.0)).log())
+    want = want - (1 - torch.sigmoid(torch.tensor(0.5))).log()
+    torch.testing.assert_close(loss(logits, y, reduction="sum"), want)
+
+
+def test_learning_rate_schedules_by_hand():
+    assert lr_at(Training(lr=0.1), 50, 100) == 0.1
+    assert lr_at(Training(lr=0.1, lr_schedule="exponential", lr_decay=0.5), 3, 100) == pytest.approx(0.0125)
+    steps = Training(lr=0.1, lr_schedule="steps", lr_decay=0.1)
+    assert [lr_at(steps, t, 80) for t in (0, 39, 40, 59, 60, 79)] == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+    cosine = Training(lr=0.1, lr_schedule="cosine")
+    assert [lr_at(cosine, t, 4) for t in (0, 2, 4)] == pytest.approx([0.1, 0.05, 0.0])
+
+
+def test_batches_cover_each_sample_once_an_epoch():
+    y = torch.arange(10)
+    data = Samples(torch.arange(10.0)[:, None], y, torch.tensor([1, 3, 5, 7, 9]))
+    epochs = [torch.cat([b for _, b in data.epochs(Rng(e), 1, 2)]).tolist() for e in range(3)]
+    assert all(sorted(e) == [1, 3, 5, 7, 9] for e in epochs)
+    assert len({tuple(e) for e in epochs}) > 1
+    assert [len(b) for _, b in data.epochs(Rng(0), 1, 2, drop_last=True)] == [2, 2]
+    assert [len(b) for _, b in data.epochs(Rng(0), 1, 8, drop_last=True)] == [5]  # less than one batch is kept
+    assert [len(b) for _, b in data.all(2)] == [2, 2, 1]
+
+
+def test_pictures_are_normalised_channels_last():
+    x = torch.tensor([[[[0, 255]], [[51, 102]]]], dtype=torch.uint8)  # one picture of 2x1 pixels, 2 channels
+    got = Prepare((0.0, 0.5), (1.0, 0.5))(x)
+    assert got.shape == (1, 2, 2, 1)
+    torch.testing.assert_close(got[0, :, :, 0], torch.tensor([[0.0, 0.2], [1.0, -0.2]]))
+    assert got.is_contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,251 @@
+"""Topologies against DA-DPFL's propositions, its first figure and its table of delays."""
+
+import itertools
+import math
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsona.core import topology
+from sparsona.core.rng import Rng
+from sparsona.core.topology import Plan
+
+
+class Fixed(Rng):
+    """A key whose permutation is given."""
+
+    def __init__(self, order: tuple[int, ...]) -> None:
+        super().__init__("fixed")
+        self.order = order
+
+    def permutation(self, n: int) -> torch.Tensor:
+        assert n == len(self.order)
+        return torch.tensor(self.order)
+
+
+def prior_chance(clients: int, neighbours: int, place: int, m: int) -> Fraction:
+    """Proposition 1: the chance that the client at this place, from 1, reads m earlier ones."""
+    ways = math.comb(place - 1, m) * math.comb(clients - place, neighbours - m) if m <= neighbours else 0
+    return Fraction(ways, math.comb(clients - 1, neighbours))
+
+
+def test_proposition_1_printed() -> None:
+    assert prior_chance(100, 10, 1, 0) == prior_chance(100, 10, 100, 10) == 1
+    assert [float(prior_chance(100, 10, 2, m)) for m in (0, 1)] == pytest.approx([0.89899, 0.10101], abs=5e-6)
+    middle = [float(prior_chance(100, 10, 50, m)) for m in range(6)]
+    assert middle == pytest.approx([0.000659, 0.00788, 0.040526, 0.118123, 0.216111, 0.259334], abs=5e-7)
+
+
+@pytest.mark.parametrize("k", range(6))
+def test_proposition_1_by_enumeration(k: int) -> None:
+    others = [j for j in range(6) if j != k]
+    seen: Counter[int] = Counter()
+    for chosen in itertools.combinations(others, 2):
+        plan = topology.ordered({**topology.ring(6), k: chosen}, Rng(0), 2, order="id")
+        seen[len(plan.fresh[k])] += 1
+    assert {m: Fraction(n, 10) for m, n in seen.items()} == {
+        m: chance for m in range(3) if (chance := prior_chance(6, 2, k + 1, m))
+    }
+
+
+def test_parallelism_is_one_in_m_plus_one() -> None:
+    reads = topology.random(5, 2, Rng(3))
+    starters = 0
+    for order in itertools.permutations(range(5)):
+        plan = topology.ordered(reads, Fixed(order), 1)
+        starters += sum(not waits for waits in plan.fresh.values())
+    assert Fraction(starters, 5 * 120) == Fraction(1, 3)
+    assert all(not waits for waits in topology.ordered(reads, Rng(0), 0).fresh.values())
+
+
+@pytest.mark.parametrize(("neighbours", "share"), [(1, 0.5), (5, 0.1667), (20, 0.0476)])
+def test_parallelism_by_simulation(neighbours: int, share: float) -> None:
+    starts = [
+        start
+        for i in range(60)
+        for start, _ in topology.ordered(topology.random(100, neighbours, Rng(i)), Rng(i, "order"), 1).clock().values()
+    ]
+    assert sum(s == 0 for s in starts) / len(starts) == pytest.approx(share, abs=0.015)
+
+
+def delay(neighbours: int, max_wait: int, draws: int = 250, **how: str) -> float:
+    total = 0.0
+    for i in range(draws):
+        reads = topology.random(100, neighbours, Rng(i, "reads"))
+        plan = topology.ordered(reads, Rng(i, "order"), max_wait, **how)
+        total += max(finish for _, finish in plan.clock().values())
+    return total / draws
+
+
+@pytest.mark.parametrize(
+    ("neighbours", "max_wait", "expected"),
+    [(1, 1, 4.47), (2, 2, 6.19), (5, 2, 5.77), (10, 1, 3.76), (10, 5, 10.21), (10, 10, 18.27), (20, 5, 9.08)],
+)
+def test_delay_table(neighbours: int, max_wait: int, expected: float) -> None:
+    assert delay(neighbours, max_wait) == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.parametrize(("max_wait", "expected"), [(1, 4.77), (5, 11.35)])
+def test_delay_of_the_smallest_id_variant(max_wait: int, expected: float) -> None:
+    assert delay(10, max_wait, order="id", pick="smallest id") == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.parametrize(("max_wait", "expected"), [(0, 1), (1, 2), (2, 3), (5, 6), (19, 20)])
+def test_delay_of_a_full_graph_is_exact(max_wait: int, expected: int) -> None:
+    plan = topology.ordered(topology.full(20), Rng(0), max_wait)
+    assert max(finish for _, finish in plan.clock().values()) == expected
+
+
+def test_figure_1() -> None:
+    reads = {1: (5, 6), 2: (3, 4), 3: (2, 6), 4: (5, 6), 5: (1, 6), 6: (1, 5)}
+
+    def waits(max_wait: int) -> dict[int, set[int]]:
+        return {k: set(js) for k, js in topology.ordered(reads, Rng(0), max_wait, order="id").fresh.items() if js}
+
+    assert waits(0) == {}
+    assert waits(1) == {3: {2}, 5: {1}, 6: {1}}
+    assert waits(2) == {3: {2}, 5: {1}, 6: {1, 5}}
+    plan = topology.ordered(reads, Rng(0), 2, order="id")
+    assert plan.waves() == [[1, 2, 4], [3, 5], [6]]
+    assert plan.clock() == {1: (0, 1), 2: (0, 1), 4: (0, 1), 3: (1, 2), 5: (1, 2), 6: (2, 3)}
+
+
+def test_the_fastest_depend_on_training_times() -> None:
+    reads = {0: (), 1: (), 2: (), 3: (0, 1, 2)}
+    times = {0: 5.0, 1: 3.0, 2: 3.0, 3: 1.0}
+    fresh = [topology.ordered(reads, Rng(0), n, times=times, order="id").fresh[3] for n in range(4)]
+    assert fresh == [set(), {1}, {1, 2}, {0, 1, 2}]
+    by_id = topology.ordered(reads, Rng(0), 2, times=times, order="id", pick="smallest id")
+    assert by_id.fresh[3] == {0, 1}
+    assert by_id.clock(times)[3] == (5.0, 6.0)
+    swapped = topology.ordered(reads, Fixed((2, 1, 0, 3)), 1, times=times)
+    assert swapped.fresh[3] == {2}  # a tie in time goes to the earlier in order
+
+
+def test_finish_times_in_ordered_are_those_of_the_clock() -> None:
+    reads = topology.random(30, 6, Rng(1))
+    times = {k: 1.0 + (k % 7) / 3 for k in range(30)}
+    for max_wait in (1, 3, 6):
+        plan = topology.ordered(reads, Rng(2), max_wait, times=times)
+        clock = plan.clock(times)
+        for k, waits in plan.fresh.items():
+            start = max((clock[j][1] for j in waits), default=0.0)
+            assert clock[k] == (start, start + times[k])
+
+
+@given(st.integers(1, 25), st.integers(0, 2**32), st.data())
+@settings(max_examples=60)
+def test_waves_cover_everyone_once_and_respect_waits(n: int, seed: int, data: st.DataObject) -> None:
+    neighbours = data.draw(st.integers(0, n - 1))
+    max_wait = data.draw(st.integers(0, neighbours))
+    gone = topology.absent(n, data.draw(st.sampled_from([0.0, 0.3])), Rng(seed, "absent"))
+    reads = topology.random(n, neighbours, Rng(seed))
+    plan = topology.ordered(reads, Rng(seed, "order"), max_wait, absent=gone)
+    assert set(plan.reads) == set(range(n)) - gone
+    waves = plan.waves()
+    assert sorted(k for wave in waves for k in wave) == sorted(plan.reads)
+    level = {k: i for i, wave in enumerate(waves) for k in wave}
+    for k, waits in plan.fresh.items():
+        assert len(waits) <= max_wait
+        assert waits <= set(plan.reads[k])
+        assert not gone & set(plan.reads[k])
+        assert all(level[j] < level[k] for j in waits)
+        assert level[k] == 0 or any(level[j] == level[k] - 1 for j in waits)
+
+
+def test_everyone_sequential_or_at_once() -> None:
+    sequential = topology.ordered(topology.full(6), Rng(4), 5)
+    assert [len(wave) for wave in sequential.waves()] == [1] * 6
+    assert topology.at_once(topology.ring(4)).waves() == [[0, 1, 2, 3]]
+    assert topology.ordered(topology.ring(4), Rng(0), 0) == topology.at_once(topology.ring(4))
+    assert topology.at_once(topology.full(3), absent={1}).reads == {0: (2,), 2: (0,)}
+    assert topology.at_once(topology.full(2), absent={0, 1}).waves() == []
+
+
+def test_graphs() -> None:
+    assert topology.ring(4) == {0: (1, 3), 1: (0, 2), 2: (1, 3), 3: (0, 2)}
+    assert topology.ring(2) == {0: (1,), 1: (0,)}
+    assert topology.ring(1) == topology.full(1) == {0: ()}
+    assert topology.full(3) == {0: (1, 2), 1: (0, 2), 2: (0, 1)}
+    assert topology.edges([(0, 1), (2, 1)], 4) == {0: (1,), 1: (0, 2), 2: (1,), 3: ()}
+    assert topology.edges([(0, 1), (1, 0)], 2, directed=True) == {0: (1,), 1: (0,)}
+    assert topology.edges([(2, 1)], 3, directed=True) == {0: (), 1: (2,), 2: ()}
+
+
+def test_random_graphs_vary_with_the_key_and_are_uniform() -> None:
+    graph = topology.random(20, 5, Rng(0, 1))
+    assert graph == topology.random(20, 5, Rng(0, 1))
+    assert graph != topology.random(20, 5, Rng(0, 2))
+    assert all(len(set(js)) == 5 and k not in js and list(js) == sorted(js) for k, js in graph.items())
+    assert topology.random(4, 3, Rng(0)) == topology.full(4)
+    hits = Counter(j for i in range(2000) for j in topology.random(5, 2, Rng(i))[2])
+    assert set(hits) == {0, 1, 3, 4}
+    assert all(abs(n / 2000 - 0.5) < 0.05 for n in hits.values())
+
+
+def test_groups_hold_everyone_and_read_each_other() -> None:
+    graph = topology.groups(23, 5, Rng(0))
+    assert sorted(graph) == list(range(23))
+    for k, mates in graph.items():
+        assert len(mates) >= 4
+        assert all(set(graph[j]) | {j} == set(mates) | {k} for j in mates)
+    assert len({frozenset({k, *mates}) for k, mates in graph.items()}) == 4
+    assert topology.groups(3, 1, Rng(0)) == {k: () for k in range(3)} or sorted(topology.groups(3, 1, Rng(0))) == [
+        0,
+        1,
+        2,
+    ]
+
+
+def test_cohort_and_absent() -> None:
+    chosen = topology.cohort(100, 10, Rng(0, "cohort", 3))
+    assert chosen == sorted(set(chosen))
+    assert len(chosen) == 10
+    assert chosen == topology.cohort(100, 10, Rng(0, "cohort", 3))
+    assert topology.cohort(5, 5, Rng(0)) == [0, 1, 2, 3, 4]
+    assert topology.absent(50, 0.0, Rng(0)) == frozenset()
+    assert topology.absent(50, 1.0, Rng(0)) == frozenset(range(50))
+    assert len(topology.absent(10_000, 0.2, Rng(0))) == pytest.approx(2000, abs=150)
+
+
+def test_a_wait_that_falls_in_steps() -> None:
+    assert [topology.stepwise(2, t, 10) for t in range(10)] == [2, 2, 2, 1, 1, 1, 0, 0, 0, 0]
+    assert [topology.stepwise(0, t, 3) for t in range(3)] == [0, 0, 0]
+    assert topology.stepwise(10, 0, 5) == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: Plan({0: (1,), 1: (0,)}, {0: frozenset({1}), 1: frozenset({0})}).waves(),
+            r"\[0, 1\] wait for each other",
+        ),
+        (lambda: Plan({0: (0,)}, {0: frozenset()}), "reads: client 0 reads itself"),
+        (lambda: Plan({0: (), 1: ()}, {0: frozenset({1}), 1: frozenset()}), r"fresh: client 0 waits for \[1\]"),
+        (lambda: Plan({0: (7,)}, {0: frozenset({7})}), r"fresh: client 0 waits for \[7\]"),
+        (lambda: Plan({0: ()}, {}), "fresh: clients"),
+        (lambda: topology.random(10, 10, Rng(0)), "neighbours: 10; 0 to 9"),
+        (lambda: topology.ordered(topology.ring(5), Rng(0), 3), "max_wait: 3; 0 to 2"),
+        (lambda: topology.ordered(topology.ring(5), Rng(0), -1), "max_wait: -1"),
+        (lambda: topology.ordered(topology.ring(5), Rng(0), 1, order="name"), "order: 'name'; one of random, id"),
+        (lambda: topology.ordered(topology.ring(5), Rng(0), 1, pick="best"), "pick: 'best'"),
+        (lambda: topology.cohort(5, 6, Rng(0)), "per_round: 6; 1 to 5"),
+        (lambda: topology.cohort(5, 0, Rng(0)), "per_round: 0"),
+        (lambda: topology.absent(5, 1.5, Rng(0)), "probability: 1.5"),
+        (lambda: topology.edges([(0, 3)], 3), "pairs: 3; 0 to 2"),
+        (lambda: topology.edges([(1, 1)], 3), r"pairs: \(1, 1\)"),
+        (lambda: topology.edges([(0, 1), (1, 0)], 3), r"pairs: \(1, 0\)"),
+        (lambda: topology.edges([(0, 1), (0, 1)], 3, directed=True), r"pairs: \(0, 1\)"),
+        (lambda: topology.ring(0), "n: 0"),
+        (lambda: topology.groups(3, 4, Rng(0)), "size: 4; 1 to 3"),
+        (lambda: topology.stepwise(2, 10, 10), "t: 10; 0 to 9"),
+    ],
+)
+def test_errors_name_the_field(call, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        call()
