@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO, StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sparsona.config import tables
 from sparsona.results import Run, RunError, write
@@ -29,7 +29,7 @@ _COLOURS = (_BLUE, _ORANGE, "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _LINES = ("-", "--", ":", "-.")
 _POINTS = {"before": "before local training", "after": "after local training"}
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.edgecolor": "#8c8c8c",
     "axes.axisbelow": True,
@@ -42,15 +42,31 @@ _STYLE = {
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
     "axes.titlepad": 10,
+    "figure.constrained_layout.h_pad": 0.1,
+    "figure.constrained_layout.w_pad": 0.1,
     "grid.color": "#e4e4e4",
     "legend.fontsize": 8.5,
     "legend.frameon": False,
+    "legend.title_fontsize": 8.5,
     "xtick.color": "#555555",
     "ytick.color": "#555555",
 }
 
 
 # -- the table -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Column:
+    """A title and how a row's value is shown under it."""
+
+    title: str
+    show: Callable[[Row], str]
+    words: bool = False  # not a number
+
+
+_BEST = Column("best round", lambda r: str(r["best_round"]))  # the last of the results; costs follow
+_NAME = 16  # characters that a run's name is left in a table in one part
 
 
 @dataclass(frozen=True)
@@ -79,65 +95,83 @@ class Comparison:
         """The rows as a Markdown table, rounded for reading, with the notes below it."""
         columns = self._columns()
         lines = [
-            [title for title, _ in columns],
-            ["---" if i < _WORDS else "---:" for i in range(len(columns))],
-            *([show(row).replace("|", "\\|") for _, show in columns] for row in self.rows),
+            [column.title for column in columns],
+            ["---" if column.words else "---:" for column in columns],
+            *([column.show(row).replace("|", "\\|") for column in columns] for row in self.rows),
         ]
         text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
         return text + "".join(f"\nNote: {note}\n" for note in self.notes)
 
-    def rich(self) -> Table:
-        """The rows as a table for the terminal, rounded for reading, with the notes below it."""
+    def rich(self, width: int | None = None) -> Table:
+        """The rows as a table for a terminal, with the notes below it; in two parts if one is wider than ``width``."""
+        from rich import get_console
+        from rich.table import Table
+        from rich.text import Text
+
+        width = get_console().width if width is None else width
+        columns = self._columns()
+        results = columns.index(_BEST) + 1
+        parts = [columns]
+        if self._widths(columns, width)[0] < min(_NAME, max(len(row["name"]) for row in self.rows)):
+            parts = [columns[:results], [columns[0], *columns[results:]]]
+        grid = Table.grid()
+        for part in parts:
+            grid.add_row(self._table(part, width))
+        for note in self.notes:
+            grid.add_row(Text(f"Note: {note}"))
+        return grid
+
+    def _table(self, columns: Sequence[Column], width: int) -> Table:
         from rich import box
         from rich.table import Table
         from rich.text import Text
 
-        caption = Text("\n".join(f"Note: {note}" for note in self.notes)) if self.notes else None
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left")
-        columns = self._columns()
-        for i, (title, _) in enumerate(columns):
-            words = i < _WORDS
-            table.add_column(
-                Text(title), justify="left" if words else "right", no_wrap=not words, overflow="fold", vertical="bottom"
-            )
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for column, space in zip(columns, self._widths(columns, width), strict=True):
+            side: Literal["left", "right"] = "left" if column.words else "right"
+            table.add_column(Text(column.title), justify=side, width=space, overflow="fold")
         for row in self.rows:
-            table.add_row(*(Text(show(row)) for _, show in columns))
+            table.add_row(*(Text(column.show(row)) for column in columns))
         return table
 
-    def _columns(self) -> list[tuple[str, Callable[[Row], str]]]:
-        """Titles and how to show a row's value under them; the first two are words, the others numbers."""
+    def _widths(self, columns: Sequence[Column], width: int) -> list[int]:
+        """For each column its longest word, for the names what is left: rich itself would cut off a wide table."""
+        shown = [[column.title, *(column.show(row) for row in self.rows)] for column in columns]
+        spaces = [max(len(word) for text in texts for word in text.split(" ")) for texts in shown[1:]]
+        left = width - sum(spaces) - 2 * len(columns)
+        return [max(1, min(left, max(map(len, shown[0])))), *spaces]
+
+    def _columns(self) -> list[Column]:
+        """What is shown of a row."""
         scale, unit = _flop_unit(max(row["flops"] for row in self.rows))
         targets = {row["target"] for row in self.rows}
-        columns: list[tuple[str, Callable[[Row], str]]] = [
-            ("run", lambda r: str(r["name"])),
-            ("method", lambda r: str(r["method"])),
-            ("accuracy %", lambda r: _percent(r["accuracy"])),
-            ("by sample %", lambda r: _percent(r["accuracy_by_sample"])),
-            ("bottom decile %", lambda r: _percent(r["bottom_decile"])),
-            ("spread %", lambda r: _percent(r["spread"])),
-            ("best round", lambda r: str(r["best_round"])),
+        columns = [
+            Column("run", lambda r: str(r["name"]), words=True),
+            Column("method", lambda r: str(r["method"]), words=True),
+            Column("accuracy %", lambda r: _percent(r["accuracy"])),
+            Column("by sample %", lambda r: _percent(r["accuracy_by_sample"])),
+            Column("bottom decile %", lambda r: _percent(r["bottom_decile"])),
+            Column("spread %", lambda r: _percent(r["spread"])),
+            _BEST,
         ]
         if targets != {None}:
             goal = "target"
             if len(targets) == 1:
                 goal = f"{_share(targets.pop())} %"
             else:
-                columns.append(("target %", lambda r: "" if r["target"] is None else _share(r["target"])))
+                columns.append(Column("target %", lambda r: "" if r["target"] is None else _share(r["target"])))
             columns += [
-                (f"rounds to {goal}", lambda r: _to_target(r, "rounds_to_target", str)),
-                (f"MB to {goal}", lambda r: _to_target(r, "bytes_to_target", lambda v: _amount(v / 1e6))),
-                (f"{unit} to {goal}", lambda r: _to_target(r, "flops_to_target", lambda v: _amount(v / scale))),
+                Column(f"rounds to {goal}", lambda r: _to_target(r, "rounds_to_target", str)),
+                Column(f"MB to {goal}", lambda r: _to_target(r, "bytes_to_target", lambda v: _amount(v / 1e6))),
+                Column(f"{unit} to {goal}", lambda r: _to_target(r, "flops_to_target", lambda v: _amount(v / scale))),
             ]
-        columns += [
-            ("MB down", lambda r: _amount(r["down_bytes"] / 1e6)),
-            ("MB up", lambda r: _amount(r["up_bytes"] / 1e6)),
-            ("MB paper", lambda r: _amount(r["paper_bytes"] / 1e6)),
-            (unit, lambda r: _amount(r["flops"] / scale)),
+        return [
+            *columns,
+            Column("MB down", lambda r: _amount(r["down_bytes"] / 1e6)),
+            Column("MB up", lambda r: _amount(r["up_bytes"] / 1e6)),
+            Column("MB paper", lambda r: _amount(r["paper_bytes"] / 1e6)),
+            Column(unit, lambda r: _amount(r["flops"] / scale)),
         ]
-        return columns
-
-
-_WORDS = 2  # columns of a table that hold words
 
 
 def compare(runs: Sequence[Run], out: Path | None = None, *, target: float | None = None) -> Comparison:
@@ -161,11 +195,13 @@ def compare(runs: Sequence[Run], out: Path | None = None, *, target: float | Non
 
 def gains(runs: Sequence[Run]) -> list[Row]:
     """For each run but the first: how many clients do better, worse or the same than in the first, and the extra MB."""
-    names = _names(runs)
-    base = runs[0].client_accuracy()
+    return _gains(runs, _names(runs), [run.client_accuracy() for run in runs])
+
+
+def _gains(runs: Sequence[Run], names: Sequence[str], each: Sequence[Mapping[int, float]]) -> list[Row]:
     rows = []
-    for run, name in zip(runs[1:], names[1:], strict=True):
-        change = _changes(base, run.client_accuracy())
+    for run, name, clients in zip(runs[1:], names[1:], each[1:], strict=True):
+        change = _changes(each[0], clients)
         rows.append(
             {
                 "name": name,
@@ -276,7 +312,10 @@ def _share(share: float) -> str:
 
 
 def _amount(value: float) -> str:
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
+    """One decimal, or three significant digits where that is more."""
+    if value == 0:
+        return "0"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:#.3g}"
 
 
 def _to_target(row: Row, key: str, show: Callable[[Any], str]) -> str:
@@ -323,9 +362,10 @@ def _write(table: Comparison, runs: Sequence[Run], names: Sequence[str], out: Pa
     figures = [
         _draw_curves(runs, names, goal, label, along, out / f"accuracy-{name}.png") for name, label, along in axes
     ]
-    figures.append(_draw_clients(runs, names, out / "clients.png"))
+    each = [run.client_accuracy() for run in runs]
+    figures.append(_draw_clients(each, names, out / "clients.png"))
     if len(runs) > 1:
-        figures.append(_draw_gain(runs, gains(runs), out / "gain.png"))
+        figures.append(_draw_gain(each, _gains(runs, names, each), out / "gain.png"))
     else:
         (out / "gain.png").unlink(missing_ok=True)  # of an earlier comparison in this folder
     write(out / "compare.csv", table.csv())
@@ -352,7 +392,7 @@ def _figure(path: Path, width: float, height: float) -> Iterator[Figure]:
 
 
 def _legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
-    """A legend right of the data that takes names as they are: matplotlib would hide a leading _ and read $ as maths."""
+    """A legend right of the data, with names as they are: matplotlib would skip a leading _ and read $ as maths."""
     legend = figure.legend(handles, [str(i) for i in range(len(labels))], loc="outside right upper")
     for text, label in zip(legend.get_texts(), labels, strict=True):
         text.set_parse_math(False)
@@ -377,9 +417,11 @@ def _look(i: int, evaluations: int) -> dict[str, Any]:
 
 
 def _percent_axis(ax: Axes) -> None:
-    """Accuracies from what there is to see up to at most 100 %."""
+    """The accuracies there are with some room, at least ten points, and no more than a margin past 0 and 100 %."""
+    ax.margins(y=0.08)
     low, high = ax.get_ylim()
-    ax.set_ylim(max(low, -2), min(high, 102))
+    room = max(0.0, 10 - (high - low)) / 2
+    ax.set_ylim(max(low - room, -2), min(high + room, 102))
 
 
 def _round_axis(ax: Axes) -> None:
@@ -388,7 +430,7 @@ def _round_axis(ax: Axes) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
-def _draw_accuracy(run: Run, points: Mapping[str, list[Row]], path: Path) -> Path:
+def _draw_accuracy(run: Run, points: Mapping[Any, list[Row]], path: Path) -> Path:
     with _figure(path, 8, 4) as figure:
         ax = figure.add_subplot()
         handles: list[Any] = []
@@ -400,7 +442,8 @@ def _draw_accuracy(run: Run, points: Mapping[str, list[Row]], path: Path) -> Pat
             low = [100 * r[point]["bottom_decile"] for r in rows]
             handles += ax.plot(x, mean, **look)
             if len(rows) > 1:
-                handles.append(ax.fill_between(x, low, mean, color=look["color"], alpha=0.16, linewidth=0))
+                handles.append(ax.fill_between(x, low, mean, color=look["color"], alpha=0.12, linewidth=0))
+                ax.plot(x, low, color=look["color"], alpha=0.6, linewidth=0.8)
             else:
                 handles.append(ax.vlines(x, low, mean, color=look["color"], alpha=0.3, linewidth=6))
             when = f"\n{_POINTS[point]}" if len(points) > 1 else ""
@@ -412,7 +455,8 @@ def _draw_accuracy(run: Run, points: Mapping[str, list[Row]], path: Path) -> Pat
         _round_axis(ax)
         _percent_axis(ax)
         legend = figure.legend(handles, labels, loc="outside right upper", labelspacing=0.9)
-        legend.set_title(None if len(points) > 1 else _POINTS[next(iter(points))].capitalize(), prop={"size": 8.5})
+        if len(points) == 1:
+            legend.set_title(_POINTS[next(iter(points))])
     return path
 
 
@@ -485,6 +529,8 @@ def _draw_curves(
         by_round = label == "round"
         if not by_round and min(first) > 0 and max(ends) > 10 * min(ends):
             ax.set_xscale("log")
+            ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            ax.xaxis.set_minor_formatter("")
             label += ", log scale"
         elif by_round:
             _round_axis(ax)
@@ -498,8 +544,7 @@ def _draw_curves(
     return path
 
 
-def _draw_clients(runs: Sequence[Run], names: Sequence[str], path: Path) -> Path:
-    each = [run.client_accuracy() for run in runs]
+def _draw_clients(each: Sequence[Mapping[int, float]], names: Sequence[str], path: Path) -> Path:
     first = each[0]
     known = {k for clients in each for k in clients}
     order = sorted(known, key=lambda k: (k not in first, first.get(k, 0.0), k))
@@ -525,18 +570,17 @@ def _draw_clients(runs: Sequence[Run], names: Sequence[str], path: Path) -> Path
     return path
 
 
-def _draw_gain(runs: Sequence[Run], told: Sequence[Row], path: Path) -> Path:
+def _draw_gain(each: Sequence[Mapping[int, float]], told: Sequence[Row], path: Path) -> Path:
     """Who gained against the first run, at how many bytes."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     columns = min(2, len(told))
     lines = -(-len(told) // columns)
-    base = runs[0].client_accuracy()
     with _figure(path, 10 if columns > 1 else 7, 1 + 2.6 * lines) as figure:
         grid = list(figure.subplots(lines, columns, sharey=True, squeeze=False).flat)
-        for ax, run, gain in zip(grid, runs[1:], told, strict=False):
-            change = _changes(base, run.client_accuracy())
+        for ax, clients, gain in zip(grid, each[1:], told, strict=False):
+            change = _changes(each[0], clients)
             _bars(ax, change, [_BLUE if c > 0 else _ORANGE if c < 0 else _GREY for c in change])
             ax.axhline(0, color="#333333", linewidth=0.8)
             if change:
@@ -562,4 +606,5 @@ def _gained(gain: Row) -> str:
     if not gain["clients"]:
         return f"no client tested in both runs · {_amount(gain['mb'])} MB"
     share = 100 * gain["gained"] / gain["clients"]
-    return f"{share:.0f} % of clients gained · mean {gain['mean_gain']:+.1f} points · {_amount(gain['mb'])} MB"
+    mean = f"{gain['mean_gain']:+.1f}".replace("-", "−")
+    return f"{share:.0f} % of clients gained · mean {mean} points · {_amount(gain['mb'])} MB"

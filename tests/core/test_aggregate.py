@@ -86,7 +86,7 @@ def test_a_weight_of_zero_holds_nothing() -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 6), st.booleans(), st.sampled_from([5, 64, 100]))
-@settings(max_examples=60)
+@settings(deadline=None, max_examples=60)
 def test_streaming_is_the_stacked_mean(seed: int, clients: int, packed: bool, dim: int) -> None:
     draws = torch.Generator().manual_seed(seed)
     vectors = torch.randn(clients, dim, generator=draws)
@@ -133,6 +133,13 @@ def test_values_outside_the_mask_do_not_matter() -> None:
 def test_half_precision_and_generators_are_taken() -> None:
     assert mean(torch.full((2,), x, dtype=torch.float16) for x in (1.0, 2.0)).tolist() == [1.5, 1.5]
     assert weighted_mean(iter([vec(1.0), vec(4.0)]), iter([2, 1])).tolist() == [2.0]
+
+
+def test_of_nothing_the_old_vector_stays() -> None:
+    old = vec(1.0, 2.0)
+    assert Mean(2).value(otherwise=old).equal(old)
+    assert OverlapMean(2).value(otherwise=old).equal(old)
+    assert overlap_mean([], [], otherwise=old).equal(old)
 
 
 @pytest.mark.parametrize(

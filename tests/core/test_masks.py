@@ -157,7 +157,7 @@ def test_erk_over_weights_only() -> None:
 
 
 @given(st.floats(0, 1))
-@settings(max_examples=30)
+@settings(deadline=None, max_examples=30)
 def test_erk_meets_its_density(density: float) -> None:
     layout = lenet()
     densities = masks.erk(layout, density)
@@ -214,7 +214,7 @@ SCORES = st.lists(
 
 
 @given(SCORES, st.data())
-@settings(max_examples=150)
+@settings(deadline=None, max_examples=150)
 def test_top_breaks_ties_by_lowest_index(rows: list[tuple[float, bool]], data: st.DataObject) -> None:
     scores, among = [s for s, _ in rows], [a for _, a in rows]
     k = data.draw(st.integers(0, sum(among)))
@@ -283,7 +283,7 @@ def test_regrow_by_hand() -> None:
 
 
 @given(st.integers(0, 2**32), st.floats(0, 1), st.booleans())
-@settings(max_examples=60)
+@settings(deadline=None, max_examples=60)
 def test_regrow_keeps_counts(seed: int, rate: float, at_random: bool) -> None:
     layout = plain(17, 30, 8)
     draws = torch.Generator().manual_seed(seed)
@@ -352,12 +352,9 @@ def test_pq_prune_by_layer_and_by_neuron() -> None:
     mask = torch.ones(10, dtype=torch.bool)
     neuron = masks.pq_prune(layout, mask, theta, PQ(), masks.weights(layout), each="neuron")
     assert neuron.int().tolist() == [1, 1, 1, 1, 1, 1, 0, 0, 1, 1]
-    index = PQ().index(theta[:8])
-    spare = 8 - math.ceil(8 * (1 - index))
     layer = masks.pq_prune(layout, mask, theta, PQ(), masks.weights(layout))
-    assert layout.counts(layer) == [8 - spare, 2]
-    assert layer.int().tolist() == [1, 1, 0, 0, 1, 1, 0, 0, 1, 1]
-    assert layout.counts(masks.pq_prune(layout, mask, theta, PQ())) == [8 - spare, 1]  # the bias as well
+    assert layer.int().tolist() == [1, 1, 1, 0, 1, 1, 0, 0, 1, 1]  # 1.25 ** 2 / 2.75 of 8 is 4.5: 5 are kept
+    assert layout.counts(masks.pq_prune(layout, mask, theta, PQ())) == [5, 1]  # the bias as well
 
 
 def test_pq_counts_active_entries_only() -> None:

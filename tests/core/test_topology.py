@@ -91,7 +91,7 @@ def test_delay_table(neighbours: int, max_wait: int, expected: float) -> None:
 
 @pytest.mark.parametrize(("max_wait", "expected"), [(1, 4.77), (5, 11.35)])
 def test_delay_of_the_smallest_id_variant(max_wait: int, expected: float) -> None:
-    assert delay(10, max_wait, order="id", pick="smallest id") == pytest.approx(expected, rel=0.03)
+    assert delay(10, max_wait, 800, order="id", pick="smallest id") == pytest.approx(expected, rel=0.03)
 
 
 @pytest.mark.parametrize(("max_wait", "expected"), [(0, 1), (1, 2), (2, 3), (5, 6), (19, 20)])
@@ -138,7 +138,7 @@ def test_finish_times_in_ordered_are_those_of_the_clock() -> None:
 
 
 @given(st.integers(1, 25), st.integers(0, 2**32), st.data())
-@settings(max_examples=60)
+@settings(deadline=None, max_examples=60)
 def test_waves_cover_everyone_once_and_respect_waits(n: int, seed: int, data: st.DataObject) -> None:
     neighbours = data.draw(st.integers(0, n - 1))
     max_wait = data.draw(st.integers(0, neighbours))
@@ -194,11 +194,7 @@ def test_groups_hold_everyone_and_read_each_other() -> None:
         assert len(mates) >= 4
         assert all(set(graph[j]) | {j} == set(mates) | {k} for j in mates)
     assert len({frozenset({k, *mates}) for k, mates in graph.items()}) == 4
-    assert topology.groups(3, 1, Rng(0)) == {k: () for k in range(3)} or sorted(topology.groups(3, 1, Rng(0))) == [
-        0,
-        1,
-        2,
-    ]
+    assert topology.groups(3, 1, Rng(0)) == {0: (), 1: (), 2: ()}
 
 
 def test_cohort_and_absent() -> None:

@@ -60,6 +60,8 @@ class OverlapMean:
 
     def value(self, otherwise: Vector | None = None) -> Vector:
         """The mean of what was added so far; where no mask holds a coordinate, what ``otherwise`` has there, or 0."""
+        if otherwise is not None and not self._added:
+            return otherwise
         _not_empty(self._added)
         if otherwise is not None and otherwise.shape != self._sum.shape:
             raise ValueError(f"otherwise: shape {tuple(otherwise.shape)}; {tuple(self._sum.shape)} is needed")

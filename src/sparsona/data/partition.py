@@ -149,8 +149,9 @@ def _levels(mix: np.ndarray, left: np.ndarray) -> list[list[float]]:
     """Cumulative shares of the classes that are left; who wants none of them takes them as they come."""
     open_mix = np.where(left > 0, mix, 0.0)
     open_mix[open_mix.sum(1) == 0] = left
-    levels = np.cumsum(open_mix, 1)
-    return (levels / levels[:, -1:]).tolist()  # type: ignore[no-any-return]
+    sums = np.cumsum(open_mix, 1)
+    levels: list[list[float]] = (sums / sums[:, -1:]).tolist()
+    return levels
 
 
 def pathological(

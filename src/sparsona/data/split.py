@@ -28,7 +28,8 @@ def cut(samples: np.ndarray, shares: Sequence[float], rng: Rng, needed: Sequence
         raise ValueError(f"{len(samples)} samples cannot be cut into {len(needed)} pieces with at least one each")
     for i in needed:
         if not sizes[i]:
-            sizes[sizes.argmax()] -= 1
+            spare = sizes - np.isin(np.arange(len(sizes)), needed)
+            sizes[spare.argmax()] -= 1
             sizes[i] += 1
     order = rng.numpy().permutation(samples)
     return [np.sort(piece) for piece in np.split(order, np.cumsum(sizes)[:-1])]

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
@@ -14,7 +15,8 @@ from sparsona.engines import frames
 from sparsona.engines.device import Job, Result
 from sparsona.engines.local import ClientFailed
 
-_AHEAD = 8  # jobs per worker that may be under way or waiting for an earlier one: bounds memory
+_QUEUED = 2  # jobs a worker holds: one under way and the next, so that it never waits for us
+_AHEAD = 8  # jobs per worker that may be under way or done but waiting for an earlier one: bounds memory
 
 
 class WorkerDied(RuntimeError):
@@ -46,33 +48,35 @@ class Pool:
                 raise WorkerDied(f"worker {i} could not start: {head['error']}\n{head['trace']}")
 
     def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """The results in the order of the jobs, each worker taking the next job as soon as it is free."""
+        """The results in the order of the jobs; each worker has its next job at hand when it ends one."""
         source = enumerate(jobs)
-        idle, busy = list(range(len(self._links))), {}
+        queues: list[deque[tuple[int, Job]]] = [deque() for _ in self._links]
         ready: dict[int, Result] = {}
         drawn, given, more = 0, 0, True
-        while more or busy or ready:
-            while more and idle and drawn - given < _AHEAD * len(self._links):
+        while more or any(queues) or ready:
+            while more and drawn - given < _AHEAD * len(queues):
+                worker = min(range(len(queues)), key=lambda w: len(queues[w]))
+                if len(queues[worker]) == _QUEUED:
+                    break
                 place, job = next(source, (0, None))
                 if job is None:
                     more = False
                     break
                 drawn += 1
-                worker = idle.pop(0)
-                busy[worker] = (place, job)
+                queues[worker].append((place, job))
                 self._give(worker, job)
             while given in ready:
                 yield ready.pop(given)
                 given += 1
-            for link in wait([self._links[w] for w in busy]) if busy else ():
+            busy = [link for link, queue in zip(self._links, queues, strict=True) if queue]
+            for link in wait(busy) if busy else ():  # waiting for nobody would never end
                 worker = self._links.index(link)  # type: ignore[arg-type]
-                place, job = busy[worker]
+                place, job = queues[worker][0]
                 head, blobs = self._receive(worker, job)
                 if "error" in head:
                     raise ClientFailed(job, f"{head['error']}\n{head['trace']}")
+                queues[worker].popleft()
                 ready[place] = frames.read_result(head, blobs)
-                del busy[worker]
-                idle.append(worker)
 
     def close(self) -> None:
         """Stop the workers at once; nothing in them is worth keeping."""

@@ -9,6 +9,9 @@ import signal
 import sys
 import traceback
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
 
 import torch
 
@@ -29,14 +32,25 @@ def serve(link: Connection) -> None:
     except Exception as error:  # whatever it is, the parent must hear of it
         frames.send(link, {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}, [])
         return
-    while True:
-        head, blobs = frames.receive(link)
+    jobs: SimpleQueue[tuple[dict[str, Any], list[bytes]] | None] = SimpleQueue()
+    Thread(target=_fetch, args=(link, jobs), daemon=True).start()
+    while (next_job := jobs.get()) is not None:
+        head, blobs = next_job
         try:
             result = device.handle(frames.read_job(head, blobs))
         except Exception as error:
             frames.send(link, {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}, [])
         else:
             frames.send_result(link, result)
+
+
+def _fetch(link: Connection, jobs: SimpleQueue[tuple[dict[str, Any], list[bytes]] | None]) -> None:
+    """Read the next job while one is under way; the parent never gives more than two."""
+    try:
+        while True:
+            jobs.put(frames.receive(link))
+    except (EOFError, OSError):
+        jobs.put(None)
 
 
 def main() -> None:
