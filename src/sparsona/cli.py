@@ -56,7 +56,9 @@ def run(
     recipe: Annotated[str, typer.Argument(help="A recipe's name (sparsona recipes) or a TOML file.")],
     overrides: Overrides = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/NAME-1, -2, ...")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="A model's name or your own package.module:Class.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="A model's name or your own package.module:Class.")
+    ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -372,9 +374,9 @@ def _show_method(name: str, as_json: bool) -> None:
         print(json.dumps({"name": name, "about": _about(kind), "fields": fields}))
         return
     out.print(f"[bold]{name}[/bold]: {_about(kind)}")
-    table = Table("field", "type", "default", title=f"\\[method] of a recipe, or method.FIELD=VALUE ({kind.__module__})")
+    table = Table(
+        "field", "type", "default", title=f"\\[method] of a recipe, or method.FIELD=VALUE ({kind.__module__})"
+    )
     for f in dataclasses.fields(kind):
         table.add_row(f.name, str(f.type), str(f.default))
     out.print(table)
-
-

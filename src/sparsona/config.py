@@ -279,4 +279,3 @@ __all__ = [
     "tables",
     "to_toml",
 ]
-

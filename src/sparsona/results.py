@@ -71,7 +71,9 @@ class Run:
         """A new folder for a run."""
         if path.exists() and any(path.iterdir()):
             state = "finished" if (path / "summary.json").exists() else "unfinished"
-            raise RunError(f"{path} holds a{'n' if state[0] == 'u' else ''} {state} run: choose another folder or resume it")
+            raise RunError(
+                f"{path} holds a{'n' if state[0] == 'u' else ''} {state} run: choose another folder or resume it"
+            )
         try:
             path.mkdir(parents=True, exist_ok=True)
             write(path / "recipe.toml", to_toml(tables(recipe)))

@@ -184,9 +184,7 @@ class _Loop:
                 self.fleet.clients, recipe.fleet.per_round or self.fleet.clients, Rng(recipe.seed, "cohort", t)
             )
             wants = ("score",) if "after" in recipe.evaluate.points else ()
-            new, done = star(
-                self.method, self.engine, store, server, t, chosen, self.device.ctx(t, "merge", t), wants
-            )
+            new, done = star(self.method, self.engine, store, server, t, chosen, self.device.ctx(t, "merge", t), wants)
             self.latest |= done.scores
             scores = self._evaluate(store, new, t) if self._due(t) else {}
         except BaseException:

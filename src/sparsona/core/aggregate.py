@@ -107,7 +107,7 @@ def _add(total: Tensor, values: Tensor, weight: float, mask: Mask | None) -> Non
     for start in range(0, total.numel(), _CHUNK):
         here = slice(start, start + _CHUNK)
         if mask is None:
-            total[here].add_(values[here], alpha=weight)
+            total[here].add_(values[here].double(), alpha=weight)  # faster than adding mixed types
         elif packed:
             places = mask[here].nonzero()[:, 0]
             total[here].index_add_(0, places, values[taken : taken + len(places)].double(), alpha=weight)

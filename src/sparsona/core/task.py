@@ -29,8 +29,9 @@ class Task:
         self.flops = 0
         self.flat = torch.zeros(layout.dim)
         self.grads = torch.zeros(layout.params)
+        self.weights = _bind(model, layout, self.flat)
+        self._grad_views = [s.view(self.grads[s.where]) for s in layout.slots if s.kind != "buffer"]
         self.draws = any(isinstance(m, _DRAWS) and m.p > 0 for m in model.modules())
-        _bind(model, layout, self.flat, self.grads)
 
     @staticmethod
     def of(model: nn.Module, example: Tensor) -> tuple[Task, Vector]:
@@ -51,10 +52,9 @@ class Task:
         """The dense gradient of the loss at theta, in evaluation mode: it sees the pruned weights as well."""
         self.load(theta)
         self.model.eval()
-        self.backward(batch)
         self.flops += 3 * len(batch[1]) * self.layout.flops()
         out = torch.zeros(self.layout.dim)
-        out[: self.layout.params] = self.grads
+        out[: self.layout.params] = self.gather(self.gradients(batch))
         return out
 
     def load(self, theta: Vector) -> None:
@@ -63,11 +63,16 @@ class Task:
             raise ValueError(f"a vector of length {theta.numel()} does not fit a model of {self.layout.dim} entries")
         self.flat.copy_(theta)
 
-    def backward(self, batch: Batch) -> None:
-        """Fill the gradient buffer with the gradient of the loss at the loaded vector."""
-        self.grads.zero_()
+    def gradients(self, batch: Batch) -> list[Tensor]:
+        """The gradient of the loss at the loaded vector, tensor by tensor, fresh from the backward pass."""
         x, y = batch
-        torch.autograd.backward(loss(self.model(x), y))
+        found = torch.autograd.grad(loss(self.model(x), y), self.weights, allow_unused=True)
+        return [torch.zeros_like(w) if g is None else g for w, g in zip(self.weights, found, strict=True)]
+
+    def gather(self, gradients: list[Tensor]) -> Vector:
+        """Gradients as one flat vector, in a buffer that the next call writes over."""
+        torch._foreach_copy_(self._grad_views, gradients)
+        return self.grads
 
 
 def loss(logits: Tensor, y: Tensor, *, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
@@ -109,16 +114,22 @@ def sgd(
     n = task.layout.params
     gate = _gate(mask, move, n)
     task.load(theta if mask is None else theta * mask)
-    w, g = task.flat[:n], task.grads
+    w = task.flat[:n]
     buffers = task.flat[n:].clone() if move is not None and len(task.flat) > n else None
     goal = None if anchor is None or pull == 0 else anchor[:n] if mask is None else (anchor * mask)[:n]
     velocity = torch.zeros(n) if momentum else None
+    plain = gate is None and goal is None and clip is None and not weight_decay and velocity is None
     cost = 3 * task.layout.flops(mask)
     task.model.train()
     with _keyed(task, batches.rng):
         for batch in batches:
-            task.backward(batch)
+            gradients = task.gradients(batch)
             task.flops += cost * len(batch[1])
+            if plain:  # the same sums without a pass through the flat gradient
+                with torch.no_grad():
+                    torch._foreach_sub_(task.weights, gradients, alpha=lr)
+                continue
+            g = task.gather(gradients)
             if goal is not None and pull_as == "loss":
                 g.add_(w, alpha=pull).sub_(goal, alpha=pull)
             if gate is not None and clip_of == "masked":
@@ -151,11 +162,15 @@ def _keyed(task: Task, rng: Rng) -> AbstractContextManager[None]:
     return rng("layers").everywhere() if task.draws else nullcontext()
 
 
-def _bind(model: nn.Module, layout: Layout, flat: Tensor, grads: Tensor) -> None:
-    """Make the model's parameters, gradients and buffers views of the flat buffers."""
+def _bind(model: nn.Module, layout: Layout, flat: Tensor) -> list[nn.Parameter]:
+    """Make the model's parameters and buffers views of the flat buffer; the parameters, in its order."""
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats and module.momentum is None:
+        if (
+            isinstance(module, nn.modules.batchnorm._NormBase)
+            and module.track_running_stats
+            and module.momentum is None
+        ):
             raise ValueError("batch norm with momentum=None counts batches, which would leak from client to client")
     for slot in layout.slots:
         view = slot.view(flat[slot.where])
@@ -164,7 +179,6 @@ def _bind(model: nn.Module, layout: Layout, flat: Tensor, grads: Tensor) -> None
             owner, _, leaf = slot.name.rpartition(".")
             model.get_submodule(owner)._buffers[leaf] = view
         else:
-            p = parameters[slot.name]
-            view.copy_(p.data)
-            p.data = view
-            p.grad = slot.view(grads[slot.where])
+            view.copy_(parameters[slot.name].data)
+            parameters[slot.name].data = view
+    return [parameters[slot.name] for slot in layout.slots if slot.kind != "buffer"]

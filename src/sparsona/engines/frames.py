@@ -1,63 +1,140 @@
-"""Jobs and results between processes: a JSON head and raw blobs over a connection, messages encoded as on a network."""
+"""Jobs and results between processes: a JSON head over a connection, messages encoded as on a network in shared memory."""
 
 from __future__ import annotations
 
 import json
+import mmap
+import os
+import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Any
 
-from sparsona.core.wire import Message, decode, encode
+from sparsona.core.wire import Message, Values, decode, encode
 from sparsona.engines.device import Job, Result, Score
+from sparsona.method import Inbox
+
+IN_FLIGHT = 2  # jobs that a worker holds at a time, and so slots of shared memory in each direction
 
 
-def send(to: Connection, head: dict[str, Any], blobs: list[bytes]) -> None:
-    """Send a head and its blobs."""
-    to.send_bytes(json.dumps(head | {"blobs": len(blobs)}).encode())
-    for blob in blobs:
-        to.send_bytes(blob)
+def shared_file() -> int:
+    """A file descriptor for memory that two processes can map."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("sparsona")
+    with tempfile.TemporaryFile() as f:
+        return os.dup(f.fileno())
 
 
-def receive(source: Connection) -> tuple[dict[str, Any], list[bytes]]:
-    """Receive a head and its blobs."""
-    head = json.loads(source.recv_bytes())
-    return head, [source.recv_bytes() for _ in range(head["blobs"])]
+class Slot:
+    """A piece of shared memory that grows with what is put in; its two ends take turns."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._map: mmap.mmap | None = None
+
+    def view(self, size: int) -> memoryview:
+        """Its first ``size`` bytes."""
+        if self._map is None or len(self._map) < size:
+            if os.fstat(self.fd).st_size < size:
+                os.ftruncate(self.fd, size)
+            self._map = mmap.mmap(self.fd, os.fstat(self.fd).st_size)  # an older map lives as long as views of it
+        return memoryview(self._map)[:size]
 
 
-def send_job(to: Connection, job: Job) -> None:
-    """Send a job."""
-    head = {"kind": job.kind, "t": job.t, "k": job.k, "wants": job.wants, "joined": job.client is not None}
-    blobs = [encode(m) for m in job.inbox.values()]
-    send(to, head | {"senders": list(job.inbox)}, blobs if job.client is None else [job.client, *blobs])
+class Channel:
+    """One end of the way between the engine and a worker.
+
+    Blobs lie in slots that are used in turn. A slot is free again once the frame after next is due, which holds
+    because a worker has at most two jobs and the engine reads an answer before it gives the next job.
+    """
+
+    def __init__(self, link: Connection, ours: Sequence[int], theirs: Sequence[int]) -> None:
+        self.link = link
+        self._ours = [Slot(fd) for fd in ours]
+        self._theirs = [Slot(fd) for fd in theirs]
+        self._sent = self._received = 0
+        self._last: dict[str | int, Message] = {}  # the inbox that went through last
+
+    def send(self, head: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
+        """Send a head and its blobs."""
+        sizes = [len(b) for b in blobs]
+        if sizes:
+            view = self._ours[self._sent % IN_FLIGHT].view(sum(sizes))
+            start = 0
+            for blob, size in zip(blobs, sizes, strict=True):
+                view[start : start + size] = blob
+                start += size
+        self._sent += 1
+        self.link.send_bytes(json.dumps(head | {"sizes": sizes}).encode())
+
+    def receive(self) -> tuple[dict[str, Any], list[memoryview]]:
+        """Receive a head and views of its blobs."""
+        head = json.loads(self.link.recv_bytes())
+        slot = self._theirs[self._received % IN_FLIGHT]
+        self._received += 1
+        blobs, start = [], 0
+        if head["sizes"]:
+            view = slot.view(sum(head["sizes"]))
+            for size in head["sizes"]:
+                blobs.append(view[start : start + size])
+                start += size
+        return head, blobs
+
+    def close(self) -> None:
+        """Close this end."""
+        self.link.close()
+        for slot in (*self._ours, *self._theirs):
+            os.close(slot.fd)
+
+    def send_job(self, job: Job) -> None:
+        """Send a job; an inbox made of the same parts as the last one, as in a broadcast, is not sent again."""
+        again = _identical(job.inbox, self._last)
+        self._last = dict(job.inbox)
+        head = {"kind": job.kind, "t": job.t, "k": job.k, "wants": job.wants, "joined": job.client is not None}
+        blobs = [] if again else [encode(m) for m in job.inbox.values()]
+        self.send(
+            head | {"again": again, "senders": list(job.inbox)}, blobs if job.client is None else [job.client, *blobs]
+        )
+
+    def read_job(self, head: dict[str, Any], blobs: Sequence[memoryview]) -> Job:
+        """A job that was received."""
+        client = bytes(blobs[0]) if head["joined"] else None
+        if not head["again"]:
+            messages = [decode(b) for b in (blobs[1:] if head["joined"] else blobs)]
+            self._last = dict(zip(head["senders"], messages, strict=True))
+        return Job(head["kind"], head["t"], head["k"], client, self._last, tuple(head["wants"]))
+
+    def send_result(self, result: Result) -> None:
+        """Send a result."""
+        head = {
+            "k": result.k,
+            "flops": result.flops,
+            "seconds": result.seconds,
+            "score": None if result.score is None else asdict(result.score),
+            "kept": result.client is not None,
+            "spoke": result.message is not None,
+        }
+        blobs = [] if result.client is None else [result.client]
+        self.send(head, blobs if result.message is None else [*blobs, encode(result.message)])
 
 
-def read_job(head: dict[str, Any], blobs: list[bytes]) -> Job:
-    """A job that was received."""
-    client = blobs[0] if head["joined"] else None
-    messages = [decode(b) for b in (blobs[1:] if head["joined"] else blobs)]
-    inbox: dict[str | int, Message] = dict(zip(head["senders"], messages, strict=True))
-    return Job(head["kind"], head["t"], head["k"], client, inbox, tuple(head["wants"]))
+def _identical(a: Inbox, b: Inbox) -> bool:
+    """Whether two inboxes hold the very same tensors, so that one need not be compared nor encoded."""
+    return a.keys() == b.keys() and all(
+        a[j].names == b[j].names and all(_same_part(a[j][n], b[j][n]) for n in a[j]) for j in a
+    )
 
 
-def send_result(to: Connection, result: Result) -> None:
-    """Send a result."""
-    head = {
-        "k": result.k,
-        "flops": result.flops,
-        "seconds": result.seconds,
-        "score": None if result.score is None else asdict(result.score),
-        "kept": result.client is not None,
-        "spoke": result.message is not None,
-    }
-    blobs = [] if result.client is None else [result.client]
-    send(to, head, blobs if result.message is None else [*blobs, encode(result.message)])
+def _same_part(a: object, b: object) -> bool:
+    return a is b or (isinstance(a, Values) and isinstance(b, Values) and a.values is b.values)
 
 
-def read_result(head: dict[str, Any], blobs: list[bytes]) -> Result:
+def read_result(head: dict[str, Any], blobs: Sequence[memoryview]) -> Result:
     """A result that was received."""
     return Result(
         head["k"],
-        blobs[0] if head["kept"] else None,
+        bytes(blobs[0]) if head["kept"] else None,
         decode(blobs[-1]) if head["spoke"] else None,
         None if head["score"] is None else Score(**head["score"]),
         head["flops"],

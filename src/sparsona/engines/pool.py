@@ -8,14 +8,13 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Pipe, wait
 from typing import Any
 
-from sparsona.engines import frames
 from sparsona.engines.device import Job, Result
+from sparsona.engines.frames import IN_FLIGHT, Channel, read_result, shared_file
 from sparsona.engines.local import ClientFailed
 
-_QUEUED = 2  # jobs a worker holds: one under way and the next, so that it never waits for us
 _AHEAD = 8  # jobs per worker that may be under way or done but waiting for an earlier one: bounds memory
 
 
@@ -27,21 +26,22 @@ class Pool:
     """Runs jobs in worker processes that build their device from ``build`` ("module:function") and its arguments."""
 
     def __init__(self, workers: int, build: str, arguments: dict[str, Any]) -> None:
-        self._links: list[Connection] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._workers: list[tuple[subprocess.Popen[bytes], Channel]] = []
         threads = {v: "1" for v in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
         for _ in range(workers):
             ours, theirs = Pipe()
-            command = [sys.executable, "-m", "sparsona.engines.worker", str(theirs.fileno()), str(os.getpid())]
-            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=os.environ | threads)
+            slots = [shared_file() for _ in range(2 * IN_FLIGHT)]
+            fds = [theirs.fileno(), *slots]
+            command = [sys.executable, "-m", "sparsona.engines.worker", str(os.getpid()), *map(str, fds)]
+            process = subprocess.Popen(command, pass_fds=fds, env=os.environ | threads)
             theirs.close()
-            self._links.append(ours)
-            self._processes.append(process)
-            frames.send(ours, {"build": build, "arguments": arguments, "path": sys.path}, [])
+            channel = Channel(ours, ours=slots[:IN_FLIGHT], theirs=slots[IN_FLIGHT:])
+            self._workers.append((process, channel))
+            channel.send({"build": build, "arguments": arguments, "path": sys.path})
 
     def ready(self) -> None:
         """Wait until all workers have built their device."""
-        for i in range(len(self._links)):
+        for i in range(len(self._workers)):
             head, _ = self._receive(i, None)
             if "error" in head:
                 self.close()
@@ -50,13 +50,13 @@ class Pool:
     def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """The results in the order of the jobs; each worker has its next job at hand when it ends one."""
         source = enumerate(jobs)
-        queues: list[deque[tuple[int, Job]]] = [deque() for _ in self._links]
+        queues: list[deque[tuple[int, Job]]] = [deque() for _ in self._workers]
         ready: dict[int, Result] = {}
         drawn, given, more = 0, 0, True
         while more or any(queues) or ready:
             while more and drawn - given < _AHEAD * len(queues):
                 worker = min(range(len(queues)), key=lambda w: len(queues[w]))
-                if len(queues[worker]) == _QUEUED:
+                if len(queues[worker]) == IN_FLIGHT:
                     break
                 place, job = next(source, (0, None))
                 if job is None:
@@ -68,39 +68,39 @@ class Pool:
             while given in ready:
                 yield ready.pop(given)
                 given += 1
-            busy = [link for link, queue in zip(self._links, queues, strict=True) if queue]
-            for link in wait(busy) if busy else ():  # waiting for nobody would never end
-                worker = self._links.index(link)  # type: ignore[arg-type]
+            busy = {channel.link: w for w, (_, channel) in enumerate(self._workers) if queues[w]}
+            for link in wait(list(busy)) if busy else ():  # waiting for nobody would never end
+                worker = busy[link]  # type: ignore[index]
                 place, job = queues[worker][0]
                 head, blobs = self._receive(worker, job)
                 if "error" in head:
                     raise ClientFailed(job, f"{head['error']}\n{head['trace']}")
                 queues[worker].popleft()
-                ready[place] = frames.read_result(head, blobs)
+                ready[place] = read_result(head, blobs)
 
     def close(self) -> None:
         """Stop the workers at once; nothing in them is worth keeping."""
-        for process in self._processes:
+        for process, _ in self._workers:
             process.kill()
-        for process, link in zip(self._processes, self._links, strict=True):
+        for process, channel in self._workers:
             process.wait()
-            link.close()
-        self._processes, self._links = [], []
+            channel.close()
+        self._workers = []
 
     def _give(self, worker: int, job: Job) -> None:
         try:
-            frames.send_job(self._links[worker], job)
+            self._workers[worker][1].send_job(job)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise self._death(worker, job) from error
 
-    def _receive(self, worker: int, job: Job | None) -> tuple[dict[str, Any], list[bytes]]:
+    def _receive(self, worker: int, job: Job | None) -> tuple[dict[str, Any], list[memoryview]]:
         try:
-            return frames.receive(self._links[worker])
+            return self._workers[worker][1].receive()
         except (EOFError, ConnectionResetError) as error:
             raise self._death(worker, job) from error
 
     def _death(self, worker: int, job: Job | None) -> WorkerDied:
-        code = self._processes[worker].wait()
+        code = self._workers[worker][0].wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         what = "while starting" if job is None else f"while client {job.k} ran in round {job.t + 1} ({job.kind})"
         hint = "; the machine may be out of memory: try fewer workers" if code == -signal.SIGKILL else ""

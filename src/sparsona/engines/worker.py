@@ -1,4 +1,4 @@
-"""A worker process of the pool: ``python -m sparsona.engines.worker FD`` serves jobs until its parent goes away."""
+"""A worker process of the pool: ``python -m sparsona.engines.worker PARENT FD...`` serves jobs until its parent goes."""
 
 from __future__ import annotations
 
@@ -15,53 +15,58 @@ from typing import Any
 
 import torch
 
-from sparsona.engines import frames
+from sparsona.engines.frames import IN_FLIGHT, Channel
 
 _PR_SET_PDEATHSIG = 1
+_Jobs = SimpleQueue[tuple[dict[str, Any], list[memoryview]] | None]
 
 
-def serve(link: Connection) -> None:
+def serve(engine: Channel) -> None:
     """Build a device as told, then do jobs until the connection ends."""
     torch.set_num_threads(1)
     try:
-        order, _ = frames.receive(link)
+        order, _ = engine.receive()
         sys.path[:] = order["path"]
         module, _, name = order["build"].partition(":")
         device = getattr(importlib.import_module(module), name)(**order["arguments"])
-        frames.send(link, {"ready": True}, [])
-    except Exception as error:  # whatever it is, the parent must hear of it
-        frames.send(link, {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}, [])
+        engine.send({"ready": True})
+    except Exception as error:  # whatever it is, the engine must hear of it
+        engine.send(_told(error))
         return
-    jobs: SimpleQueue[tuple[dict[str, Any], list[bytes]] | None] = SimpleQueue()
-    Thread(target=_fetch, args=(link, jobs), daemon=True).start()
-    while (next_job := jobs.get()) is not None:
-        head, blobs = next_job
+    jobs: _Jobs = SimpleQueue()
+    Thread(target=_fetch, args=(engine, jobs), daemon=True).start()
+    while (job := jobs.get()) is not None:
         try:
-            result = device.handle(frames.read_job(head, blobs))
+            result = device.handle(engine.read_job(*job))
         except Exception as error:
-            frames.send(link, {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}, [])
+            engine.send(_told(error))
         else:
-            frames.send_result(link, result)
+            engine.send_result(result)
 
 
-def _fetch(link: Connection, jobs: SimpleQueue[tuple[dict[str, Any], list[bytes]] | None]) -> None:
-    """Read the next job while one is under way; the parent never gives more than two."""
+def _told(error: Exception) -> dict[str, Any]:
+    return {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+
+
+def _fetch(engine: Channel, jobs: _Jobs) -> None:
+    """Read the next job while one is under way."""
     try:
         while True:
-            jobs.put(frames.receive(link))
+            jobs.put(engine.receive())
     except (EOFError, OSError):
         jobs.put(None)
 
 
 def main() -> None:
-    """Serve on the connection whose file descriptor is the first argument."""
+    """Serve on the connection and the shared memory whose file descriptors are given."""
+    parent, link, *slots = (int(a) for a in sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     if sys.platform == "linux":  # a parent that is killed takes its workers along, even in the middle of a job
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(sys.argv[2]):
+        if os.getppid() != parent:
             return
     try:
-        serve(Connection(int(sys.argv[1])))
+        serve(Channel(Connection(link), ours=slots[IN_FLIGHT:], theirs=slots[:IN_FLIGHT]))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
 
