@@ -5,19 +5,26 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
+import re
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union
 
+from annotated_types import GroupedMetadata
 from pydantic import TypeAdapter, ValidationError
 
 from sparsona.core.fields import Count, Natural, PositiveShare
 from sparsona.data import DataConfig
 from sparsona.method import Method
 from sparsona.methods import METHODS
+from sparsona.models import MODELS
+
+COMPARISON = "compare"  # where the variants of a recipe are compared, beside their runs
 
 
 class RecipeError(ValueError):
@@ -46,6 +53,10 @@ class EvaluateConfig:
     points: tuple[Literal["before", "after"], ...] = ("before",)  # before and after local training
     batch: Count = 128
     target: PositiveShare | None = None  # mean accuracy whose cost is reported
+
+    def __post_init__(self) -> None:
+        if not self.points or len(set(self.points)) < len(self.points):
+            raise ValueError(f'points = {_shown(list(self.points))} must name "before", "after" or both, each once')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,34 +111,44 @@ def find(name: str) -> Path:
     for path in (Path(name), recipes_dir() / f"{name}.toml"):
         if path.is_file():
             return path
-    raise RecipeError(f"recipe {name!r}: no such file or recipe{_nearest(name, recipe_names())}")
+    raise RecipeError(f"recipe {_shown(name)}: no such file or recipe{_nearest(name, recipe_names())}")
 
 
 def read(name: str) -> dict[str, Any]:
     """A recipe as plain tables, not yet checked."""
     path = find(name)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a mark
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: not valid TOML: {error}") from error
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def load(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
     """The checked runs of a recipe by variant; a recipe without variants is one run, called by the recipe's name."""
     raw = read(name)
     raw.setdefault("name", Path(name).stem)
-    variants = raw.pop("variants", None)
     changes = [_override(text) for text in overrides]
+    variants = raw.pop("variants", None)
     if variants is None:
-        return {str(raw["name"]): check(_patched(raw, changes))}
+        recipe = check(_patched(raw, changes))
+        return {recipe.name: recipe}
     if not isinstance(variants, dict) or not variants:
         raise RecipeError("variants: must be a table of tables, each with what differs")
+    for keys, _ in changes:
+        if keys[0] == "variants" and (len(keys) < 3 or keys[1] not in variants):
+            known = _nearest(keys[1] if len(keys) > 1 else "", variants)
+            raise RecipeError(f"{'.'.join(keys)}: must be variants.NAME.KEY of a variant that there is{known}")
+    common = [(keys, value) for keys, value in changes if keys[0] != "variants"]
     plan = {}
     for variant, table in variants.items():
         if not isinstance(table, dict):
-            raise RecipeError(f"variants.{variant} = {table!r}: must be a table of what differs")
+            raise RecipeError(f"variants.{variant} = {_shown(table)}: must be a table of what differs")
+        _named(f"variants.{variant}", variant)
+        own = [(keys[2:], value) for keys, value in changes if keys[:2] == ["variants", variant]]
         try:
-            plan[variant] = check(_patched(_merge(raw, table), changes))
+            plan[variant] = check(_patched(_merge(raw, table), [*common, *own]))
         except RecipeError as error:
             raise RecipeError(f"variant {variant}: {error}") from error
     return plan
@@ -135,27 +156,30 @@ def load(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
 
 def check(raw: Mapping[str, Any]) -> Recipe:
     """A recipe from plain tables; raises RecipeError for whatever is not allowed."""
-    raw = dict(raw)
-    table = raw.get("method")
-    if not isinstance(table, dict) or "name" not in table:
+    if not isinstance(raw, Mapping):
+        raise RecipeError(f"a recipe must be a table, not {_shown(raw)}")
+    table = raw.get("method", {})
+    if not isinstance(table, dict):
+        raise RecipeError(f"method = {_shown(table)}: must be a table")
+    if "name" not in table:
         raise RecipeError(f"method.name is missing; allowed: {', '.join(sorted(METHODS))}")
     name = table["name"]
-    if name not in METHODS:
-        raise RecipeError(f"method.name = {name!r}: unknown{_nearest(str(name), METHODS)}")
-    kind = METHODS[name]
-    fields = {k: v for k, v in table.items() if k != "name"}
-    method = _build(kind, fields, "method")
-    rest = {k: v for k, v in raw.items() if k != "method"}
-    _known(Recipe, rest, "", skip=("method",))
-    parts = {f.name: rest[f.name] for f in dataclasses.fields(Recipe) if f.name in rest}
+    if not isinstance(name, str) or name not in METHODS:
+        raise RecipeError(f"method.name = {_shown(name)}: unknown{_nearest(str(name), METHODS)}")
+    built = {"method": _build(METHODS[name], {k: v for k, v in table.items() if k != "name"}, "method")}
+    rest = {"model": {}} | {k: v for k, v in raw.items() if k != "method"}
+    _known(Recipe, rest, "")
     hints = typing.get_type_hints(Recipe, include_extras=True)
-    built: dict[str, Any] = {"method": method}
-    for key, value in parts.items():
-        built[key] = _build(hints[key], value, key)
-    missing = [f.name for f in dataclasses.fields(Recipe) if f.name not in built and _required(f)]
+    built |= {key: _build(hints[key], value, key) for key, value in rest.items()}
+    missing = [f.name for f in dataclasses.fields(Recipe) if f.name not in built and required(f)]
     if missing:
         raise RecipeError(f"{missing[0]} is missing")
     recipe = Recipe(**built)
+    _named("name", recipe.name)
+    model = recipe.model.name
+    if ":" not in model and model not in MODELS:
+        own = '; or give your own as "package.module:Class"'
+        raise RecipeError(f"model.name = {_shown(model)}: unknown{_nearest(model, MODELS)}{own}")
     if recipe.fleet.per_round is not None and recipe.fleet.per_round > recipe.data.clients:
         raise RecipeError(
             f"fleet.per_round = {recipe.fleet.per_round}: must be at most data.clients = {recipe.data.clients}"
@@ -174,72 +198,170 @@ def tables(recipe: Recipe) -> dict[str, Any]:
 
 def to_toml(raw: Mapping[str, Any], prefix: str = "") -> str:
     """Plain tables as TOML."""
-    lines = [f"{k} = {_toml(v)}" for k, v in raw.items() if not isinstance(v, dict)]
+    lines = [f"{_toml_key(k)} = {_toml(v)}" for k, v in raw.items() if not isinstance(v, dict)]
     for key, value in raw.items():
         if isinstance(value, dict):
-            lines += ["", f"[{prefix}{key}]", to_toml(value, f"{prefix}{key}.")]
+            name = prefix + _toml_key(key)
+            lines += ["", f"[{name}]", to_toml(value, f"{name}.")]
     return "\n".join(lines).strip() + ("" if prefix else "\n")
 
 
+def allowed(kind: Any) -> str:
+    """What a field of this type takes, in words."""
+    arguments = typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    if origin is Annotated:
+        return ", ".join([allowed(arguments[0]), *filter(None, [" and ".join(_bounds(arguments[1:]))])])
+    if origin is Literal:
+        return f"one of {', '.join(map(_shown, arguments))}"
+    if origin in (Union, UnionType):
+        return " or ".join(allowed(a) for a in arguments if a is not NoneType)
+    if origin is tuple:
+        return f"a list, each item {allowed(arguments[0])}"
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    return words.get(kind, "a table")
+
+
+def required(f: dataclasses.Field[Any]) -> bool:
+    """Whether a field has no default."""
+    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def _bounds(metadata: Iterable[Any]) -> Iterator[str]:
+    """The bounds of a number, in words."""
+    words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+    for entry in metadata:
+        for bound in entry if isinstance(entry, GroupedMetadata) else (entry,):
+            yield from (f"{words[k]} {v}" for k, v in vars(bound).items() if k in words)
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml(key)
+
+
 def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_toml_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
-    return json.dumps(value, ensure_ascii=False)  # TOML's strings, numbers and booleans are JSON's
+    # TOML's strings, numbers and booleans are JSON's, but for one character
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _shown(value: Any) -> str:
+    """A value as the user would write it."""
+    try:
+        return _toml(value)
+    except TypeError:
+        return str(value)
 
 
 def _without_none(table: dict[str, Any]) -> dict[str, Any]:
     return {k: _without_none(v) if isinstance(v, dict) else v for k, v in table.items() if v is not None}
 
 
+def _named(where: str, name: str) -> None:
+    """Names become folders: they must not lead elsewhere, nor to where something else is kept."""
+    if not name.strip() or len(name) > 100 or name[0] == "." or re.search(r"[/\\:\x00-\x1f\x7f]", name):
+        raise RecipeError(
+            f"{where}: {_shown(name)} must be a folder's name: 1 to 100 characters, no slash, colon or leading dot"
+        )
+    if name in (COMPARISON, "plan.json"):
+        raise RecipeError(f"{where}: {_shown(name)} is taken by what Sparsona writes itself")
+
+
 def _build(kind: Any, value: Any, path: str) -> Any:
     """A value of the given type; unknown keys and values out of range are told in the user's words."""
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, dict):
-            raise RecipeError(f"{path} = {value!r}: must be a table")
+            raise RecipeError(f"{path} = {_shown(value)}: must be a table")
         _known(kind, value, f"{path}.")
+    _plain(value, path)
     try:
         # JSON's strict mode takes lists as tuples and 1 as 1.0, but no "5" as 5 and no true as 1
         return TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
-        raise RecipeError("; ".join(_say(e, path) for e in error.errors())) from error
-    except TypeError as error:
-        raise RecipeError(f"{path} = {value!r}: {error}") from error
+        told = dict.fromkeys(_say(e, kind, path) for e in error.errors())  # a union complains once for each choice
+        raise RecipeError("; ".join(told)) from error
 
 
-def _known(kind: Any, table: Mapping[str, Any], prefix: str, skip: tuple[str, ...] = ()) -> None:
+def _plain(value: Any, path: str) -> None:
+    """Refuse what TOML can say but no field takes."""
+    match value:
+        case dict():
+            for key, item in value.items():
+                _plain(item, f"{path}.{key}")
+        case list() | tuple():
+            for i, item in enumerate(value):
+                _plain(item, f"{path}[{i}]")
+        case float() if not math.isfinite(value):
+            raise RecipeError(f"{path} = {value}: must be a finite number")
+        case int() if abs(value) >= 2**63:
+            raise RecipeError(f"{path} = {value}: must be less than 2^63 in size")
+        case str() if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+            raise RecipeError(f"{path} = {value!r}: must be valid Unicode")
+        case None | bool() | int() | float() | str():
+            pass
+        case _:
+            raise RecipeError(f"{path} = {value}: must be a text, a number, true, false, a list or a table")
+
+
+def _known(kind: Any, table: Mapping[str, Any], prefix: str) -> None:
     names = [f.name for f in dataclasses.fields(kind)]
     for key in table:
-        if key not in names and key not in skip:
+        if key not in names:
             raise RecipeError(f"{prefix}{key}: no such field{_nearest(key, names)}")
 
 
-def _say(error: Any, path: str) -> str:
-    where = ".".join([path, *(str(p) for p in error["loc"])])
-    text = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    if error["type"] == "missing":
+def _say(error: Any, kind: Any, path: str) -> str:
+    """One of pydantic's errors as a sentence that says what is allowed."""
+    where = path
+    for step in error["loc"]:
+        if dataclasses.is_dataclass(kind) and step in (hints := typing.get_type_hints(kind, include_extras=True)):
+            kind, where = hints[step], f"{where}.{step}"
+        elif isinstance(step, int):
+            items = [a for a in _choices(kind) if typing.get_origin(a) is tuple]
+            kind, where = typing.get_args(items[0])[0] if items else kind, f"{where}[{step}]"
+    what = error["type"]
+    if what == "missing":
         return f"{where} is missing"
-    return f"{where} = {error['input']!r}: must be {text}"
+    if what == "value_error":  # raised by the type itself
+        return f"{where}: {error['ctx']['error']}"
+    if what.endswith(("_type", "_parsing", "_from_float")) or what in _RANGES:
+        return f"{where} = {_shown(error['input'])}: must be {allowed(kind)}{_guess(error['input'], kind)}"
+    return f"{where} = {_shown(error['input'])}: {error['msg'][:1].lower()}{error['msg'][1:]}"
 
 
-def _nearest(word: str, allowed: Iterable[str]) -> str:
-    allowed = sorted(allowed)
-    close = difflib.get_close_matches(word, allowed, 1, 0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; allowed: {', '.join(allowed)}"
+_RANGES = ("literal_error", "greater_than", "greater_than_equal", "less_than", "less_than_equal")
 
 
-def _required(f: dataclasses.Field[Any]) -> bool:
-    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+def _choices(kind: Any) -> tuple[Any, ...]:
+    """The types that a value may have: those of a union, or the one."""
+    return typing.get_args(kind) if typing.get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def _guess(value: Any, kind: Any) -> str:
+    words = [w for a in _choices(kind) if typing.get_origin(a) is Literal for w in typing.get_args(a)]
+    close = difflib.get_close_matches(value, words, 1, 0.5) if isinstance(value, str) else []
+    return f"; did you mean {_shown(close[0])}?" if close else ""
+
+
+def _nearest(word: str, names: Iterable[str]) -> str:
+    names = sorted(names)
+    close = difflib.get_close_matches(word, names, 1, 0.5)
+    return f"; did you mean {_shown(close[0])}?" if close else f"; allowed: {', '.join(names)}"
 
 
 def _override(text: str) -> tuple[list[str], Any]:
     key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise RecipeError(f"{text!r}: an override is key=value, for example method.lr=0.05")
+    keys = [part.strip() for part in key.split(".")]
+    if not equals or not all(keys):
+        raise RecipeError(f"{_shown(text)}: an override is key=value, for example method.lr=0.05")
     try:
-        parsed = tomllib.loads(f"v = {value}")["v"]
+        parsed = tomllib.loads(f"v = {value}")
     except tomllib.TOMLDecodeError:
-        parsed = value.strip()  # a bare word is a string
-    return key.strip().split("."), parsed
+        parsed = {}
+    return keys, parsed["v"] if list(parsed) == ["v"] else value.strip()  # what is no TOML value is a string
 
 
 def _patched(raw: Mapping[str, Any], changes: Iterable[tuple[list[str], Any]]) -> dict[str, Any]:
@@ -263,6 +385,7 @@ def _merge(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 __all__ = [
+    "COMPARISON",
     "EngineConfig",
     "EvaluateConfig",
     "FleetConfig",
@@ -270,12 +393,14 @@ __all__ = [
     "Recipe",
     "RecipeError",
     "ResultsConfig",
+    "allowed",
     "check",
     "find",
     "load",
     "read",
     "recipe_names",
     "recipes_dir",
+    "required",
     "tables",
     "to_toml",
 ]

@@ -9,7 +9,10 @@ from run to run. While it runs, ``state.sqlite`` holds the checkpoint.
 from __future__ import annotations
 
 import json
+import math
 import os
+import shlex
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +37,34 @@ def write(path: Path, data: bytes | str) -> None:
     part.replace(path)
 
 
+def vacant(path: Path) -> None:
+    """Raise RunError unless a run may be written into this folder: it is new, or holds nothing yet."""
+    try:
+        if not path.exists():
+            above = next(p for p in path.absolute().parents if p.exists())
+            if not above.is_dir():
+                raise RunError(f"cannot write into {path}: {above} is a file")
+        elif not path.is_dir():
+            raise RunError(f"cannot write into {path}: it is a file")
+        # a run that was killed while its folder was made leaves no recipe.toml, which is written last
+        elif any(p.name != "run.json" and p.suffix != ".part" for p in path.iterdir()):
+            what = "is not empty"
+            if any((path / name).is_file() for name in ("recipe.toml", "plan.json")):
+                what = f"holds a run already; go on with it: sparsona resume {shlex.quote(str(path))}"
+            raise RunError(f"cannot write into {path}: it {what}; or choose another folder")
+    except OSError as error:
+        raise RunError(f"cannot write into {path}: {error.strerror}") from error
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON knows it: what is not a finite number becomes None."""
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 class Journal:
     """A file of JSON lines that only grows, and can be cut back to where a checkpoint knew it."""
 
@@ -47,7 +78,8 @@ class Journal:
 
     def add(self, *rows: dict[str, Any]) -> None:
         """Append rows."""
-        self._file.write(b"".join(json.dumps(r, separators=(",", ":")).encode() + b"\n" for r in rows))
+        lines = (json.dumps(plain(r), separators=(",", ":"), allow_nan=False) for r in rows)
+        self._file.write("".join(f"{line}\n" for line in lines).encode())
         self._file.flush()
 
     @property
@@ -68,23 +100,20 @@ class Run:
 
     @staticmethod
     def create(path: Path, recipe: Recipe, about: dict[str, Any]) -> Run:
-        """A new folder for a run."""
-        if path.exists() and any(path.iterdir()):
-            state = "finished" if (path / "summary.json").exists() else "unfinished"
-            raise RunError(
-                f"{path} holds a{'n' if state[0] == 'u' else ''} {state} run: choose another folder or resume it"
-            )
+        """A new folder for a run; it is one once it has its recipe.toml."""
+        vacant(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            write(path / "recipe.toml", to_toml(tables(recipe)))
             write(path / "run.json", json.dumps(about, indent=1) + "\n")
+            write(path / "recipe.toml", to_toml(tables(recipe)))
         except OSError as error:
-            raise RunError(f"cannot write the run folder {path}: {error.strerror}") from error
+            raise RunError(f"cannot write into {path}: {error.strerror}") from error
         return Run(path)
 
     @staticmethod
-    def open(path: Path) -> Run:
+    def open(path: str | Path) -> Run:
         """An existing run."""
+        path = Path(path)
         if not (path / "recipe.toml").is_file():
             raise RunError(f"{path} is not a run folder: it has no recipe.toml")
         return Run(path)
@@ -97,27 +126,39 @@ class Run:
     @cached_property
     def recipe(self) -> Recipe:
         """The resolved recipe."""
-        import tomllib
-
+        file = self.path / "recipe.toml"
         try:
-            return check(tomllib.loads((self.path / "recipe.toml").read_text()))
-        except (RecipeError, tomllib.TOMLDecodeError) as error:
-            raise RunError(f"{self.path / 'recipe.toml'}: {error}") from error
+            return check(tomllib.loads(file.read_text(encoding="utf-8")))
+        except (RecipeError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise RunError(f"{file} is damaged: {error}") from error
 
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The figures at the end."""
         if not self.finished:
-            raise RunError(f"{self.path} is not finished: sparsona resume {self.path}")
-        summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
+            raise RunError(f"{self.path} is not finished; go on with: sparsona resume {shlex.quote(str(self.path))}")
+        file = self.path / "summary.json"
+        try:
+            summary: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            if missing := [key for key in _SUMMARY if key not in summary]:
+                raise RunError(f"{file} is damaged: {missing[0]} is missing")
+        except (TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise RunError(f"{file} is damaged: {error}") from error
         return summary
 
     def rows(self, name: str) -> Iterator[dict[str, Any]]:
         """The rows of rounds.jsonl or clients.jsonl; a last line that was cut off is left out."""
-        with (self.path / f"{name}.jsonl").open() as f:
-            for line in f:
-                if line.endswith("\n"):
-                    yield json.loads(line)
+        file = self.path / f"{name}.jsonl"
+        try:
+            with file.open("rb") as f:
+                for number, line in enumerate(f, start=1):
+                    if line.endswith(b"\n"):
+                        try:
+                            yield json.loads(line)
+                        except ValueError as error:
+                            raise RunError(f"{file} is damaged in line {number}: {error}") from error
+        except FileNotFoundError as error:
+            raise RunError(f"{self.path} is damaged: it has no {file.name}") from error
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
@@ -130,28 +171,30 @@ class Run:
         return self.recipe.evaluate.points[0]
 
     def client_accuracy(self) -> dict[int, float]:
-        """Each client's accuracy at its last evaluation."""
+        """Each client's accuracy at its last evaluation; clients without test samples have none."""
         last: dict[int, float] = {}
         for row in self.rows("clients"):
             score = row.get(self.point)
-            if score is not None:
+            if score is not None and score["samples"]:
                 last[row["client"]] = score["correct"] / score["samples"]
         return dict(sorted(last.items()))
 
 
+_SUMMARY = ("name", "rounds", "point", "accuracy", "best", "total", "left_out")
+
+
 def summarise(recipe: Recipe, rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures at the end of a run, from its rows alone."""
+    """The figures at the end of a run, from its rows alone; None where no client was ever tested."""
     point = recipe.evaluate.points[0]
     evaluated = [r for r in rounds if r.get(point)]
-    last = evaluated[-1]
-    best = max(evaluated, key=lambda r: (r[point]["accuracy"], -r["round"]))
+    best = max(evaluated, key=lambda r: (r[point]["accuracy"], -r["round"]), default=None)
     summary: dict[str, Any] = {
         "name": recipe.name,
         "rounds": len(rounds),
         "point": point,
-        "accuracy": last[point]["accuracy"],
-        "best": {"round": best["round"], "accuracy": best[point]["accuracy"]},
-        "total": last["total"],
+        "accuracy": evaluated[-1][point]["accuracy"] if evaluated else None,
+        "best": None if best is None else {"round": best["round"], "accuracy": best[point]["accuracy"]},
+        "total": rounds[-1]["total"],
         "left_out": sum(len(r["left_out"]) for r in rounds),
     }
     for p in recipe.evaluate.points:
@@ -161,4 +204,5 @@ def summarise(recipe: Recipe, rounds: list[dict[str, Any]]) -> dict[str, Any]:
         hit = next((r for r in evaluated if r[point]["accuracy"] >= target), None)
         reached = None if hit is None else {"round": hit["round"], **hit["total"]}
         summary["target"] = {"accuracy": target, "reached": reached}
-    return summary
+    finite: dict[str, Any] = plain(summary)
+    return finite

@@ -22,7 +22,7 @@ from sparsona.core.task import Task
 from sparsona.core.topology import cohort
 from sparsona.core.wire import Message
 from sparsona.data import Fleet, build
-from sparsona.engines.device import Device, Job, Score
+from sparsona.engines.device import Device, Job, Score, Wants
 from sparsona.engines.local import Local
 from sparsona.engines.pool import Pool
 from sparsona.engines.rounds import Engine, Round, star
@@ -183,7 +183,7 @@ class _Loop:
             chosen = cohort(
                 self.fleet.clients, recipe.fleet.per_round or self.fleet.clients, Rng(recipe.seed, "cohort", t)
             )
-            wants = ("score",) if "after" in recipe.evaluate.points else ()
+            wants: Wants = ("score",) if "after" in recipe.evaluate.points else ()
             new, done = star(self.method, self.engine, store, server, t, chosen, self.device.ctx(t, "merge", t), wants)
             self.latest |= done.scores
             scores = self._evaluate(store, new, t) if self._due(t) else {}
@@ -215,8 +215,8 @@ class _Loop:
 
     def _tests(self, store: Store, server: Server, t: int, model: bool = False) -> Iterator[Job]:
         for k in range(self.fleet.clients):
-            inbox = {"server": self.method.down(server, k)}
-            yield Job("evaluate", t, k, store.client(k), inbox, ("model",) if model else ())
+            wants: Wants = ("model",) if model else ()
+            yield Job("evaluate", t, k, store.client(k), {"server": self.method.down(server, k)}, wants)
 
     def _record(self, done: Round, scores: dict[int, Score]) -> dict[str, Any]:
         """Append the round to the records."""

@@ -15,6 +15,7 @@ Vector = Tensor  # [d] float32, a whole model
 Mask = Tensor  # [d] bool
 Kind = Literal["weight", "bias", "norm", "buffer"]
 
+_NO_HEAD = "<none>"  # no module has this name
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
@@ -76,7 +77,7 @@ class Layout:
 
     def split(self, v: Tensor) -> tuple[Tensor, ...]:
         """The vector cut into one flat view per tensor."""
-        return v.split(self.sizes)
+        return torch.split(v, self.sizes)
 
     def unflatten(self, v: Tensor) -> dict[str, Tensor]:
         """The vector as named tensors: views, never copies."""
@@ -86,7 +87,7 @@ class Layout:
         """Named tensors, e.g. a state dict, as a new flat vector."""
         out = torch.empty(self.dim)
         for name, view in self.unflatten(out).items():
-            view.copy_(tensors[name])
+            view.copy_(tensors[name].detach())
         return out
 
     def select(self, *kinds: Kind) -> Mask:
@@ -154,7 +155,7 @@ def _head(model: nn.Module) -> str:
     if isinstance(named, str):
         return named
     linears = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
-    return linears[-1] if linears else ""
+    return linears[-1] if linears else _NO_HEAD
 
 
 def _uses(model: nn.Module, example: Tensor) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -37,7 +38,7 @@ class Rng:
     @property
     def seed(self) -> int:
         """A 63-bit number made from the key."""
-        text = "\x1f".join(f"{type(p).__name__}:{p}" for p in self.key)  # 1 and "1" are different keys
+        text = json.dumps(self.key)  # unambiguous: 1 and "1" are different keys, and so are ("a", "b") and ("a, b",)
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
     def torch(self) -> torch.Generator:
@@ -62,7 +63,7 @@ class Rng:
 
     @contextmanager
     def everywhere(self) -> Iterator[None]:
-        """Within the block PyTorch's global generator is keyed: for layers that draw by themselves, and for initialisation."""
+        """Within the block PyTorch's global generator is keyed: for layers that draw by themselves, and to initialise."""
         state = torch.get_rng_state()
         torch.manual_seed(self.seed)
         try:

@@ -52,7 +52,7 @@ class Samples:
 
     def all(self, size: int) -> Iterator[Batch]:
         """All samples in order, at most ``size`` at a time."""
-        for places in torch.arange(len(self)).split(size):
+        for places in torch.split(torch.arange(len(self)), size):
             yield self.at(places)
 
     def batch(self, rng: Rng, size: int) -> Batch:
@@ -77,7 +77,7 @@ class Batches:
     def __iter__(self) -> Iterator[Batch]:
         n = len(self.samples)
         for epoch in range(self.epochs):
-            for places in self.rng("epoch", epoch).permutation(n).split(self.size):
+            for places in torch.split(self.rng("epoch", epoch).permutation(n), self.size):
                 # a client with less than one batch still trains on what it has
                 if self.drop_last and len(places) < self.size <= n:
                     continue

@@ -162,7 +162,7 @@ def _keyed(task: Task, rng: Rng) -> AbstractContextManager[None]:
     return rng("layers").everywhere() if task.draws else nullcontext()
 
 
-def _bind(model: nn.Module, layout: Layout, flat: Tensor) -> list[nn.Parameter]:
+def _bind(model: nn.Module, layout: Layout, flat: Tensor) -> list[Tensor]:
     """Make the model's parameters and buffers views of the flat buffer; the parameters, in its order."""
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     for module in model.modules():

@@ -19,6 +19,8 @@ from sparsona.core.wire import Message, Values
 from sparsona.engines.values import dumps, loads, types_of
 from sparsona.method import Client, Inbox, Method, Model, PeerMethod
 
+Wants = tuple[Literal["score", "model"], ...]  # what else a job should bring back
+
 
 @dataclass(frozen=True)
 class Score:
@@ -38,7 +40,7 @@ class Job:
     k: int
     client: bytes | None  # its value, None if it has not joined yet
     inbox: Inbox = field(default_factory=dict)
-    wants: tuple[Literal["score", "model"], ...] = ()
+    wants: Wants = ()
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,8 @@ class Device:
                 return Result(k, _kept(client), message, score, spent, time.perf_counter() - began)
             case "evaluate":
                 model = self.method.personal(client, job.inbox, self.local(k), self.ctx(t, "personal", t, k))
-                message = Message(model=Values(model)) if "model" in job.wants and isinstance(model, Tensor) else None
-                return Result(k, None, message, self.score(model, k), 0, time.perf_counter() - began)
+                sent = Message(model=Values(model)) if "model" in job.wants and isinstance(model, Tensor) else None
+                return Result(k, None, sent, self.score(model, k), 0, time.perf_counter() - began)
             case "post":
                 assert isinstance(self.method, PeerMethod)
                 return Result(k, _kept(client), self.method.post(client), None, 0, time.perf_counter() - began)

@@ -1,4 +1,4 @@
-"""Jobs and results between processes: a JSON head over a connection, messages encoded as on a network in shared memory."""
+"""Jobs and results between processes: a JSON head over a connection, encoded messages in shared memory."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Pool:
 
     def __init__(self, workers: int, build: str, arguments: dict[str, Any]) -> None:
         self._workers: list[tuple[subprocess.Popen[bytes], Channel]] = []
-        threads = {v: "1" for v in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         for _ in range(workers):
             ours, theirs = Pipe()
             slots = [shared_file() for _ in range(2 * IN_FLIGHT)]

@@ -9,7 +9,7 @@ from typing import Protocol
 from sparsona.core.topology import Plan
 from sparsona.core.training import Ctx
 from sparsona.core.wire import Message
-from sparsona.engines.device import Job, Result, Score
+from sparsona.engines.device import Job, Result, Score, Wants
 from sparsona.engines.store import Store
 from sparsona.method import Server, StarMethod
 
@@ -57,7 +57,7 @@ class Round:
 
 
 def star(
-    method: StarMethod, engine: Engine, store: Store, server: Server, t: int, chosen: list[int], ctx: Ctx, wants: tuple
+    method: StarMethod, engine: Engine, store: Store, server: Server, t: int, chosen: list[int], ctx: Ctx, wants: Wants
 ) -> tuple[Server, Round]:
     """One round with a server: send to the chosen, let them train, merge what they answer."""
     done = Round(t)
@@ -84,7 +84,7 @@ def star(
 
 
 def peers(
-    engine: Engine, store: Store, mail: dict[int, Message], t: int, plan: Plan, wants: tuple
+    engine: Engine, store: Store, mail: dict[int, Message], t: int, plan: Plan, wants: Wants
 ) -> tuple[dict[int, Message], Round]:
     """One round without a server: wave by wave, each client reads fresh or last round's messages of its neighbours."""
     done = Round(t, costs={k: Cost() for k in plan.reads})
@@ -93,10 +93,11 @@ def peers(
 
         def jobs(wave: Iterable[int] = wave) -> Iterator[Job]:
             for k in sorted(wave):
-                inbox = {j: fresh.get(j, mail[j]) if j in plan.fresh[k] else mail[j] for j in plan.reads[k]}
-                for j, message in inbox.items():
-                    done.costs[k].receives(message)
-                    done.costs[j].sends(message)
+                inbox: dict[str | int, Message] = {}
+                for j in plan.reads[k]:
+                    inbox[j] = fresh.get(j, mail[j]) if j in plan.fresh[k] else mail[j]
+                    done.costs[k].receives(inbox[j])
+                    done.costs[j].sends(inbox[j])
                 yield Job("local", t, k, store.client(k), inbox, wants)
 
         for result in engine.map(jobs()):

@@ -40,8 +40,8 @@ class Store:
             self._db.execute("PRAGMA cache_size = -65536")
             self._db.execute("CREATE TABLE IF NOT EXISTS clients (k INTEGER PRIMARY KEY, value BLOB NOT NULL)")
             self._db.execute(
-                "CREATE TABLE IF NOT EXISTS checkpoint (one INTEGER PRIMARY KEY CHECK (one = 1), rounds INTEGER NOT NULL, "
-                "server BLOB NOT NULL, progress TEXT NOT NULL)"
+                "CREATE TABLE IF NOT EXISTS checkpoint (one INTEGER PRIMARY KEY CHECK (one = 1), "
+                "rounds INTEGER NOT NULL, server BLOB NOT NULL, progress TEXT NOT NULL)"
             )
             self._db.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:

@@ -1,4 +1,4 @@
-"""Client and server values as bytes and back: safetensors with a small JSON tree, so that nothing is executed on load."""
+"""Client and server values as bytes and back: safetensors with a small JSON tree, so that loading executes nothing."""
 
 from __future__ import annotations
 

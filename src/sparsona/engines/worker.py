@@ -1,4 +1,4 @@
-"""A worker process of the pool: ``python -m sparsona.engines.worker PARENT FD...`` serves jobs until its parent goes."""
+"""A worker process of the pool: ``python -m sparsona.engines.worker PARENT FD...`` serves jobs until told."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Thread
@@ -65,10 +66,8 @@ def main() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             return
-    try:
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         serve(Channel(Connection(link), ours=slots[IN_FLIGHT:], theirs=slots[:IN_FLIGHT]))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""FedAvg with fine-tuning: before use, each client trains a copy of the shared model on its own data and drops it after."""
+"""FedAvg with fine-tuning: before use, each client tunes a copy of the shared model on its own data."""
 
 from __future__ import annotations
 

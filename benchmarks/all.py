@@ -1,0 +1,187 @@
+"""Run all benchmarks and rewrite docs/benchmarks.md: ``SPARSONA_DATA=DIR python benchmarks/all.py``, or ``make bench``.
+
+Exits 1 if a figure falls short or a benchmark fails; without Fashion-MNIST what needs it is marked as not measured.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+import torch
+
+from common import Figure
+from sparsona.data import DataError, load
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+NO_DATA = "not measured (needs Fashion-MNIST: set SPARSONA_DATA)"
+NO_FLOWER = "not measured (needs Flower: `make bench` installs it)"
+FAILED = "failed"
+
+ON_DATA = {  # what a benchmark leaves out without Fashion-MNIST
+    "memory.py": ("memory: 2,000 clients with a personal LeNet each, peak of all processes and state on disk",),
+    "throughput.py": (
+        "throughput: cnn and lenet, pool engine over a bare PyTorch loop",
+        "throughput: cnn and lenet, pool over Flower's simulator",
+        "throughput: cnn and lenet, two workers over one",
+    ),
+}
+
+HOW = """\
+- **wire** ([wire.py](../benchmarks/wire.py)): random masks. The excess is that of the encoded mask over the entropy of
+  as many independent bits of its density, the worst of 99 densities at a million entries. Times are the best of three,
+  for a mask as long as a ResNet-18.
+- **memory** ([memory.py](../benchmarks/memory.py)): a merge runs in a fresh process that takes in updates made one by
+  one, and the figure is how far the peak of its resident memory rises. The fleet is a whole run (Ditto, two rounds with
+  all 2,000 clients, then a test of all) in the pool engine with two workers; every 50 ms the memory of all its
+  processes is added up, with shared pages counted once.
+- **throughput** ([throughput.py](../benchmarks/throughput.py)): 100 clients, 10 per round, 600 Fashion-MNIST samples
+  each, batch 32, one epoch of SGD, two cores. Ours is the pool engine with encoding, byte counts and a checkpoint every
+  round. The bare loop is plain PyTorch in two processes that do the same steps and nothing else; the two take turns
+  round by round. Flower's simulator ([flower_baseline.py](../benchmarks/flower_baseline.py)) does the same rounds with
+  two Ray actors of one core each, model and data kept in the actors. Medians over rounds, without the first.
+"""
+
+
+def measure(script: str) -> list[Figure] | None:
+    """The figures of one benchmark, or None if it failed."""
+    say(f"{script} ...")
+    began = time.monotonic()
+    command = [sys.executable, str(HERE / script), "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    try:
+        figures = [Figure(**{k: v for k, v in row.items() if k != "holds"}) for row in json.loads(done.stdout)]
+    except json.JSONDecodeError:
+        say(f"{script} failed with exit code {done.returncode}")
+        return None
+    for figure in figures:
+        say(f"  {figure.line}")
+    say(f"{script} took {time.monotonic() - began:.0f} s")
+    return figures
+
+
+def say(text: str) -> None:
+    """Tell how far it is."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def has_data() -> bool:
+    """Whether Fashion-MNIST is there; says why if not."""
+    try:
+        load("fashion-mnist")
+    except DataError as error:
+        say(f"some figures cannot be measured: {error}")
+        return False
+    return True
+
+
+def has_flower() -> bool:
+    """Whether Flower's simulator is installed."""
+    return all(importlib.util.find_spec(name) is not None for name in ("flwr", "ray"))
+
+
+def collect() -> tuple[list[str], bool]:
+    """The rows of the table, and whether all is well."""
+    rows, well, data = [], True, has_data()
+    for script in ("wire.py", "memory.py", "throughput.py"):
+        figures: list[Figure] | None = []
+        if data or script != "throughput.py":
+            figures = measure(script)
+        if figures is None:
+            rows.append(row(f"benchmarks/{script}", FAILED))
+            well = False
+        else:
+            rows += [row(f.name, f"{f.value:.3g} {f.unit}", bar(f), verdict(f)) for f in figures]
+            well = well and all(f.holds for f in figures)
+        if not data:
+            rows += [row(name, NO_DATA) for name in ON_DATA.get(script, ())]
+        elif script == "throughput.py" and not has_flower():
+            rows.append(row(ON_DATA[script][1], NO_FLOWER))
+    return rows, well
+
+
+def row(*cells: str) -> str:
+    """A line of the table."""
+    return "| " + " | ".join([*cells, *[""] * (4 - len(cells))]) + " |"
+
+
+def bar(figure: Figure) -> str:
+    """What a figure is held against."""
+    return f"{'at most' if figure.better == 'lower' else 'at least'} {figure.bar:g} {figure.unit}"
+
+
+def verdict(figure: Figure) -> str:
+    """Whether a figure meets its bar."""
+    return "holds" if figure.holds else "**falls short**"
+
+
+def cpu() -> str:
+    """The processor's name."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def machine() -> str:
+    """What the figures were measured on."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    parts = [
+        cpu(),
+        f"{cores} cores",
+        f"{psutil.virtual_memory().total / 2**30:.0f} GiB of memory",
+        platform.system(),
+        f"Python {platform.python_version()}",
+        f"PyTorch {torch.__version__}",
+    ]
+    if has_flower():
+        parts += [f"Flower {importlib.metadata.version('flwr')}", f"Ray {importlib.metadata.version('ray')}"]
+    return ", ".join(parts)
+
+
+def page(rows: list[str]) -> str:
+    """The page."""
+    head = [row("Figure", "Value", "Bar", "Verdict"), "|---|---|---|---|"]
+    table = "\n".join([*head, *rows])
+    return f"""\
+# Benchmarks
+
+Written by `make bench` on {datetime.now(UTC):%Y-%m-%d}; do not edit by hand.
+
+{table}
+
+Measured on: {machine()}.
+
+Ratios are what counts: both sides of one are measured on the same machine, while seconds and bytes per second are this
+machine's own.
+
+## How each is measured
+
+{HOW}"""
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file in one step."""
+    path.parent.mkdir(exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as f:
+        f.write(text)
+    Path(f.name).chmod(0o644)
+    Path(f.name).replace(path)
+
+
+if __name__ == "__main__":
+    rows, well = collect()
+    replace(PAGE, page(rows))
+    say(f"wrote {PAGE.relative_to(HERE.parent)}")
+    sys.exit(0 if well else 1)

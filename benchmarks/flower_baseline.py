@@ -1,0 +1,146 @@
+"""Rounds of throughput.py in Flower's simulator: ``SPARSONA_DATA=DIR python benchmarks/flower_baseline.py lenet 6``.
+
+Prints one JSON line, {"seconds": [...]}, without the first round: in it the actors start and load their data. Written
+for speed, as far as an app can be: two actors with a core each, model and data kept between messages, pictures ready as
+channels-last floats, answers looked for every 10 ms instead of the default 100, and no evaluation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any
+
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"  # nobody is told; it is read as the packages are imported
+os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # or it warns at every start
+
+import torch
+import torch.nn.functional as F
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+from torch import Tensor, nn
+
+from sparsona.data import Fleet
+from sparsona.data import build as build_data
+from sparsona.models import build
+from throughput import BATCH, PER_ROUND, recipe
+
+CLIENTS, CORES, LR, POLL = 100, 2, 0.05, 0.01
+Content = dict[str, ArrayRecord | MetricRecord | ConfigRecord]
+
+client_app = ClientApp()
+
+
+@cache
+def network(model: str) -> nn.Module:
+    """An actor's model, which every message fills anew."""
+    torch.set_num_threads(1)
+    return build(model, 10, (1, 28, 28)).to(memory_format=torch.channels_last)
+
+
+@cache
+def fleet(model: str) -> Fleet:
+    """The data, divided as in our own runs."""
+    plan = recipe(model, 1)
+    return build_data(plan.data, plan.seed)
+
+
+@cache
+def samples(model: str, k: int) -> tuple[Tensor, Tensor]:
+    """A client's pictures and labels, ready to train on."""
+    mine = fleet(model).local(k).train
+    return mine.at(torch.arange(len(mine)))
+
+
+@client_app.query()
+def warm(message: Message, context: Context) -> Message:
+    """Load everything that training needs."""
+    model = str(message.content.config_records["config"]["model"])
+    network(model)
+    for k in range(CLIENTS):
+        samples(model, k)
+    return Message(RecordDict(), reply_to=message)
+
+
+@client_app.train()
+def train(message: Message, context: Context) -> Message:
+    """One epoch of plain SGD from the model received."""
+    model = str(message.content.config_records["config"]["model"])
+    net = network(model)
+    net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+    x, y = samples(model, int(context.node_config["partition-id"]))
+    optimiser = torch.optim.SGD(net.parameters(), lr=LR)
+    for places in torch.randperm(len(y)).split(BATCH):
+        optimiser.zero_grad()
+        F.cross_entropy(net(x[places]), y[places]).backward()
+        optimiser.step()
+    content: Content = {"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord({"samples": len(y)})}
+    return Message(RecordDict(content), reply_to=message)
+
+
+def server_app(model: str, rounds: int, seconds: list[float]) -> ServerApp:
+    """A server that runs the rounds and notes how long each took."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        while len(nodes := sorted(grid.get_node_ids())) < CLIENTS:
+            time.sleep(0.1)
+        config = ConfigRecord({"model": model})
+        list(ask(grid, "query", nodes[:PER_ROUND], {"config": config}))
+        weights, draw = build(model, 10, (1, 28, 28)).state_dict(), random.Random(1)
+        for _ in range(rounds):
+            began = time.perf_counter()
+            content: Content = {"arrays": ArrayRecord(weights), "config": config}
+            weights = mean(ask(grid, "train", draw.sample(nodes, PER_ROUND), content))
+            seconds.append(time.perf_counter() - began)
+
+    return app
+
+
+def ask(grid: Grid, kind: str, nodes: list[int], content: Content) -> Iterator[Message]:
+    """Send the same content to some nodes and give their answers as they come."""
+    waiting = set(grid.push_messages(Message(RecordDict(content), dst_node_id=n, message_type=kind) for n in nodes))
+    while waiting:
+        for answer in grid.pull_messages(waiting):
+            if answer.has_error():
+                raise RuntimeError(f"a client failed: {answer.error.reason}")
+            waiting.discard(answer.metadata.reply_to_message_id)
+            yield answer
+        time.sleep(POLL)
+
+
+def mean(answers: Iterable[Message]) -> dict[str, Tensor]:
+    """The models' mean, weighted by samples."""
+    total: dict[str, Tensor] = {}
+    count = 0
+    for answer in answers:
+        n = int(answer.content.metric_records["metrics"]["samples"])  # type: ignore[arg-type]
+        for name, value in answer.content.array_records["arrays"].to_torch_state_dict().items():
+            total[name] = total[name].add_(value, alpha=n) if name in total else value * n
+        count += n
+    return {name: value / count for name, value in total.items()}
+
+
+def main(model: str, rounds: int) -> list[float]:
+    """Seconds of each round."""
+    torch.set_num_threads(1)
+    seconds: list[float] = []
+    limits: dict[str, Any] = {"client_resources": {"num_cpus": 1.0}, "init_args": {"num_cpus": CORES}}
+    run_simulation(server_app(model, rounds, seconds), client_app, num_supernodes=CLIENTS, backend_config=limits)
+    return seconds
+
+
+if __name__ == "__main__":
+    import flower_baseline  # not as __main__: what Ray takes from there is sent anew with every message, caches and all
+
+    print(json.dumps({"seconds": flower_baseline.main(sys.argv[1], int(sys.argv[2]))[1:]}))

@@ -1,0 +1,182 @@
+"""All engines give the same bits, and say clearly what went wrong."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from small import recipe
+from sparsona.engines.local import ClientFailed
+from sparsona.engines.pool import Pool, WorkerDied
+from sparsona.methods import METHODS
+from sparsona.runner import prepare, run, worker_device
+
+VOLATILE = {"timing.jsonl", "recipe.toml", "run.json"}  # recipe.toml names the engine, run.json the versions
+
+
+def files(path: Path, leave: set[str] = VOLATILE) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file() and p.name not in leave
+    }
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """Every method's files as the local engine leaves them."""
+    base = tmp_path_factory.mktemp("reference")
+    found = {}
+    for name in METHODS:
+        run(recipe(name, results={"models": True, "figures": True}), base / name)
+        found[name] = files(base / name)
+    return found
+
+
+@pytest.mark.parametrize(("method", "workers"), [*((m, 2) for m in sorted(METHODS)), ("ditto", 1), ("ditto", 3)])
+def test_pool_equals_local_to_the_bit(method, workers, reference, tmp_path):
+    run(recipe(method, engine="pool", workers=workers, results={"models": True, "figures": True}), tmp_path / "run")
+    got = files(tmp_path / "run")
+    assert got.keys() == reference[method].keys()
+    assert [name for name in got if got[name] != reference[method][name]] == []
+    assert {"rounds.jsonl", "clients.jsonl", "summary.json", "models/client-00005.safetensors"} <= got.keys()
+
+
+def test_other_seeds_differ(reference, tmp_path):
+    run(recipe("fedavg", seed=8, results={"models": True, "figures": True}), tmp_path / "run")
+    got = files(tmp_path / "run")
+    assert got["rounds.jsonl"] != reference["fedavg"]["rounds.jsonl"]
+    assert got["models/client-00000.safetensors"] != reference["fedavg"]["models/client-00000.safetensors"]
+
+
+def test_same_seed_twice_in_one_process(reference, tmp_path):
+    run(recipe("ditto", results={"models": True, "figures": True}), tmp_path / "run")
+    assert files(tmp_path / "run") == reference["ditto"]
+
+
+def test_dropout_and_batch_norm_are_repeatable_too(tmp_path, monkeypatch):
+    (tmp_path / "mynet.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self, classes):\n"
+        "        super().__init__(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(),\n"
+        "                         nn.Linear(144, classes))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    net = {"model": {"name": "mynet:Net"}}
+    run(recipe("ditto", **net), tmp_path / "a")
+    run(recipe("ditto", engine="pool", **net), tmp_path / "b")
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+def test_a_worker_that_dies_is_named_with_its_client(tmp_path):
+    before = children()
+    victim: list[int] = []
+
+    def strike(step):
+        if step.round == 1:
+            victim[:] = children() - before
+            threading.Timer(0.0, os.kill, (victim[0], signal.SIGKILL)).start()
+            time.sleep(0.2)
+
+    with pytest.raises(WorkerDied, match=r"worker \d was killed by SIGKILL while client \d+ ran in round 2 \(local\)"):
+        run(recipe("fedavg", rounds=50, engine="pool"), tmp_path / "run", listen=strike)
+    assert victim
+    assert children() <= before  # nobody is left behind
+
+
+def children() -> set[int]:
+    """Worker processes of this process."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid() and fields[0] != "Z":
+            found.add(int(entry.parent.name))
+    return found
+
+
+BROKEN = """
+from dataclasses import dataclass
+from sparsona.methods.fedavg import FedAvg
+
+@dataclass(frozen=True, kw_only=True)
+class Broken(FedAvg):
+    def local(self, client, inbox, data, ctx):
+        if ctx.t == 1:
+            raise ZeroDivisionError("on purpose")
+        return super().local(client, inbox, data, ctx)
+"""
+
+
+def broken_device(path: str, tables: dict) -> object:
+    """A device whose method fails; a worker builds it from here."""
+    sys.path.insert(0, path)
+    import broken
+
+    METHODS["broken"] = broken.Broken
+    return worker_device(tables, None)
+
+
+@pytest.mark.parametrize("engine", ["local", "pool"])
+def test_a_method_that_raises_is_named_with_its_client(engine, tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent)
+    import broken
+
+    monkeypatch.setitem(METHODS, "broken", broken.Broken)
+    if engine == "pool":
+        original = Pool.__init__
+
+        def start(self, workers, build, arguments):
+            original(
+                self,
+                workers,
+                "engines.test_engines:broken_device",
+                {"path": str(tmp_path), "tables": arguments["recipe"]},
+            )
+
+        monkeypatch.setattr(Pool, "__init__", start)
+    with pytest.raises(ClientFailed, match=r"client \d failed in round 2 \(local\): ZeroDivisionError: on purpose"):
+        run(recipe("broken", engine=engine), tmp_path / "run")
+
+
+def test_a_worker_that_cannot_start_says_why():
+    pool = Pool(1, "sparsona.runner:worker_device", {"recipe": {}, "data_dir": None})
+    with pytest.raises(WorkerDied, match=r"worker 0 could not start: RecipeError: method.name is missing"):
+        pool.ready()
+
+
+def test_clients_that_diverge_are_left_out_and_named(tmp_path):
+    done = run(recipe("fedavg", rounds=3, method={"lr": 1e30}), tmp_path / "run")
+    assert all(row["left_out"] == row["participants"] for row in done.rounds)
+    assert done.summary["left_out"] == 9
+    assert done.summary["before"]["loss"] > 0  # the shared model is still the initial one, without a NaN
+
+
+def test_results_come_in_the_order_of_jobs_with_bounded_look_ahead():
+    from sparsona.config import tables
+    from sparsona.engines.device import Job
+
+    r = recipe("local")
+    pool = Pool(2, "sparsona.runner:worker_device", {"recipe": tables(r), "data_dir": None})
+    pool.ready()
+    device, _ = prepare(r)
+    drawn = []
+
+    def jobs():
+        for i in range(60):
+            drawn.append(i)
+            yield Job("local", 0, i % 6, None, {"server": device.method.down(None, 0)})
+
+    got = []
+    for result in pool.map(jobs()):
+        got.append(result.k)
+        assert len(drawn) - len(got) <= 17
+    pool.close()
+    assert got == [i % 6 for i in range(60)]

@@ -1,0 +1,81 @@
+"""The store keeps whole rounds, and nothing else."""
+
+import subprocess
+import sys
+
+import pytest
+
+from sparsona.engines.store import Checkpoint, Store, StoreError
+
+
+def test_a_round_is_kept_whole_or_not_at_all(tmp_path):
+    store = Store(tmp_path / "s.sqlite")
+    store.begin_round()
+    store.put(3, b"three")
+    store.end_round()
+    store.commit(Checkpoint(1, b"server", {"a": 1}))
+    store.begin_round()
+    store.put(3, b"changed")
+    store.put(4, b"four")
+    assert store.client(3) == b"changed"
+    store.undo_round()
+    assert store.client(3) == b"three"
+    assert store.clients() == [3]
+    store.begin_round()
+    store.put(5, b"not committed")
+    store.end_round()
+    store.close()
+    again = Store(tmp_path / "s.sqlite")
+    assert again.clients() == [3]
+    assert again.checkpoint() == Checkpoint(1, b"server", {"a": 1})
+    assert again.client(9) is None
+
+
+def test_memory_store_behaves_alike():
+    store = Store()
+    assert store.checkpoint() is None
+    store.begin_round()
+    store.put(0, b"x")
+    store.end_round()
+    store.commit(Checkpoint(1, b"", {}))
+    assert store.client(0) == b"x"
+
+
+def test_one_run_one_process(tmp_path):
+    store = Store(tmp_path / "s.sqlite")
+    code = f"from sparsona.engines.store import Store; from pathlib import Path; Store(Path({str(tmp_path / 's.sqlite')!r}))"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "another process is at work on this run" in other.stderr
+    store.close()
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
+    # a limit on the size of files, as a full disk would set
+    code = f"""
+import resource, signal
+from pathlib import Path
+from sparsona.engines.store import Checkpoint, Store, StoreError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+store = Store(Path({str(tmp_path / "s.sqlite")!r}))
+store.begin_round(); store.put(1, b"good"); store.end_round(); store.commit(Checkpoint(1, b"s", {{}}))
+resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, 3_000_000))
+try:
+    for t in range(2, 50):
+        store.begin_round(); store.put(t, bytes(400_000)); store.end_round(); store.commit(Checkpoint(t, b"s", {{}}))
+except StoreError as error:
+    print("told:", error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "told: cannot write or read the state" in done.stdout, done.stderr
+    assert "the last checkpoint is intact" in done.stdout
+    store = Store(tmp_path / "s.sqlite")
+    checkpoint = store.checkpoint()
+    assert checkpoint is not None
+    assert store.clients() == list(range(1, checkpoint.rounds_done + 1))
+    assert store.client(1) == b"good"
+
+
+def test_not_a_database(tmp_path):
+    (tmp_path / "s.sqlite").write_bytes(b"something else entirely" * 1000)
+    with pytest.raises(StoreError, match="cannot open the state"):
+        Store(tmp_path / "s.sqlite")

@@ -1,0 +1,167 @@
+"""What every method promises, checked for all of them."""
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from small import recipe
+from sparsona.core.samples import LocalData
+from sparsona.core.wire import Message, decode, encode
+from sparsona.engines.device import Job
+from sparsona.engines.local import Local
+from sparsona.engines.rounds import star
+from sparsona.engines.store import Store
+from sparsona.engines.values import dumps, loads, types_of
+from sparsona.method import StarMethod
+from sparsona.methods import METHODS
+from sparsona.runner import prepare, run
+
+pytestmark = pytest.mark.parametrize("name", sorted(METHODS))
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """All tensors inside a value."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Message):
+        return [t for part in value.values() for t in tensors(part)]
+    if dataclasses.is_dataclass(value):
+        return [t for f in dataclasses.fields(value) for t in tensors(getattr(value, f.name))]
+    if isinstance(value, dict):
+        return [t for v in value.values() for t in tensors(v)]
+    if isinstance(value, (tuple, list)):
+        return [t for v in value for t in tensors(v)]
+    return []
+
+
+def scene(name: str, **more: Any):
+    r = recipe(name, **more)
+    device, fleet = prepare(r)
+    method = device.method
+    assert isinstance(method, StarMethod)
+    server = method.start(fleet.clients, device.ctx(0, "start"))
+    return r, device, fleet, method, server
+
+
+def first_round(device, fleet, method, server, k=0):
+    client = method.join(k, device.ctx(0, "join", k))
+    inbox = {"server": method.down(server, k)}
+    return client, inbox, method.local(client, inbox, fleet.local(k), device.ctx(0, "local", 0, k))
+
+
+def test_inputs_are_unchanged(name):
+    _, device, fleet, method, server = scene(name)
+    client = method.join(0, device.ctx(0, "join", 0))
+    for t in range(2):  # the second round starts from a client that has something to keep
+        inbox = {"server": method.down(server, 0)}
+        kept = [t.clone() for t in tensors((server, client, list(inbox.values()), device.theta0))]
+        new, message, _ = method.local(client, inbox, fleet.local(0), device.ctx(t, "local", t, 0))
+        sent = [t.clone() for t in tensors(message)]
+        merged = method.merge(server, iter([(0, message)]), device.ctx(t, "merge", t))
+        method.personal(new, {"server": method.down(merged, 0)}, fleet.local(0), device.ctx(t, "personal", t, 0))
+        for before, now in zip(kept, tensors((server, client, list(inbox.values()), device.theta0)), strict=True):
+            assert torch.equal(before, now)
+        for before, now in zip(sent, tensors(message), strict=True):
+            assert torch.equal(before, now)
+        client, server = new, merged
+
+
+def test_same_key_same_bits(name):
+    _, device, fleet, method, server = scene(name)
+    _, _, (a, m, model) = first_round(device, fleet, method, server)
+    first_round(device, fleet, method, server, k=1)  # somebody else in between
+    _, _, (b, n, again) = first_round(device, fleet, method, server)
+    assert dumps(a) == dumps(b)
+    assert encode(m) == encode(n)
+    assert torch.equal(model, again)
+
+
+def test_client_order_is_irrelevant(name):
+    """Clients may be run in any order: what each does depends on nobody else."""
+    r, device, _, method, server = scene(name)
+
+    class Backwards(Local):
+        def map(self, jobs):
+            jobs = list(jobs)
+            done = [self.device.handle(job) for job in reversed(jobs)]
+            return iter(reversed(done))
+
+    outcomes = []
+    for engine in (Local(device), Backwards(device)):
+        state, store = server, Store()
+        for t in range(2):
+            store.begin_round()
+            state, _ = star(method, engine, store, state, t, [0, 2, 3, 5], device.ctx(t, "merge", t), ())
+            store.end_round()
+        outcomes.append((dumps(state), [store.client(k) for k in range(6)]))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_values_and_messages_survive_their_journey(name):
+    _, device, fleet, method, server = scene(name)
+    types = types_of(method)
+    _, _, (client, message, _) = first_round(device, fleet, method, server)
+    assert dumps(loads(dumps(client), types)) == dumps(client)
+    assert dumps(loads(dumps(server), types)) == dumps(server)
+    for m in (message, method.down(server, 0)):
+        assert len(encode(m)) == m.nbytes
+        assert encode(decode(encode(m))) == encode(m)
+
+
+def test_works_through_bytes_as_it_does_on_objects(name):
+    _, device, fleet, method, server = scene(name)
+    client, inbox, (new, message, _) = first_round(device, fleet, method, server)
+    types = types_of(method)
+    far = {"server": decode(encode(inbox["server"]))}
+    there, back, _ = method.local(loads(dumps(client), types), far, fleet.local(0), device.ctx(0, "local", 0, 0))
+    assert dumps(there) == dumps(new)
+    assert encode(back) == encode(message)
+
+
+def test_loss_falls(name):
+    done = run(recipe(name, rounds=12, data={"sample_share": 1.0}, fleet={"per_round": 6}))
+    first = run(recipe(name, rounds=1, data={"sample_share": 1.0}, fleet={"per_round": 6}))
+    assert done["before"]["loss"] < 0.7 * first["before"]["loss"]
+    assert done["before"]["accuracy"] > 0.7
+
+
+def test_survives_a_client_with_one_sample(name):
+    _, device, fleet, method, server = scene(name)
+    data = fleet.local(0)
+    lonely = LocalData(dataclasses.replace(data.train, index=data.train.index[:1]), data.validation)
+    client = method.join(0, device.ctx(0, "join", 0))
+    inbox = {"server": method.down(server, 0)}
+    new, message, model = method.local(client, inbox, lonely, device.ctx(0, "local", 0, 0))
+    assert message.finite()
+    merged = method.merge(server, iter([(0, message)]), device.ctx(0, "merge", 0))
+    after = method.personal(new, {"server": method.down(merged, 0)}, lonely, device.ctx(0, "personal", 0, 0))
+    assert torch.isfinite(model).all()
+    assert torch.isfinite(after).all()
+
+
+def test_a_round_without_answers_changes_nothing(name):
+    _, device, _, method, server = scene(name)
+    merged = method.merge(server, iter(()), device.ctx(0, "merge", 0))
+    assert dumps(merged) == dumps(server)
+
+
+def test_configuration_is_frozen(name):
+    method = METHODS[name]()
+    assert dataclasses.is_dataclass(method)
+    assert copy.deepcopy(method) == method
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        method.lr = 1.0
+
+
+def test_a_late_joiner_is_the_same_client(name):
+    """Joining is keyed: a client that joins in round 5 is what it would have been in round 0."""
+    _, device, fleet, method, server = scene(name)
+    early = device.handle(Job("evaluate", 0, 3, None, {"server": method.down(server, 3)}))
+    joined = method.join(3, device.ctx(0, "join", 3))
+    stored = None if joined is None else dumps(joined)
+    late = device.handle(Job("evaluate", 0, 3, stored, {"server": method.down(server, 3)}))
+    assert early.score == late.score

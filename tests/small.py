@@ -1,0 +1,33 @@
+"""A tiny recipe that every test of whole runs shares."""
+
+from typing import Any
+
+from sparsona.config import Recipe, check
+
+
+def recipe(
+    name: str = "fedavg",
+    /,
+    *,
+    rounds: int = 3,
+    engine: str = "local",
+    workers: int = 2,
+    checkpoint_every: int = 1,
+    **more: Any,
+) -> Recipe:
+    """Six clients with digits, three a round, two epochs of a small network."""
+    raw: dict[str, Any] = {
+        "name": "small",
+        "rounds": rounds,
+        "seed": 7,
+        "data": {"source": "digits", "clients": 6, "alpha": 0.5, "sample_share": 0.3},
+        "model": {"name": "digits-mlp"},
+        "method": {"name": name, "lr": 0.1, "batch": 16},
+        "fleet": {"per_round": 3},
+        "evaluate": {"points": ["before", "after"]},
+        "engine": {"name": engine, "workers": workers, "checkpoint_every": checkpoint_every},
+        "results": {"figures": False},
+    }
+    for key, value in more.items():
+        raw[key] = raw[key] | value if isinstance(value, dict) and isinstance(raw.get(key), dict) else value
+    return check(raw)
