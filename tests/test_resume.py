@@ -148,7 +148,7 @@ while True:
 
 @pytest.mark.slow
 def test_killed_in_the_middle_of_writing_checkpoints(tmp_path):
-    """Five megabytes a round and nothing else to do, so that a kill lands in the middle of a write; never half a round."""
+    """Five megabytes a round and nothing else to do, so that kills land in the middle of a write: never half."""
     from sparsona.engines.store import Store
 
     dice = random.Random(1)

@@ -5,30 +5,45 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator
+import typing
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+import sparsona
 from sparsona import report
-from sparsona.config import Recipe, RecipeError, check, load, read, recipe_names, tables, to_toml
+from sparsona.config import (
+    COMPARISON,
+    Recipe,
+    allowed,
+    check,
+    load,
+    read,
+    recipe_names,
+    required,
+    tables,
+    to_toml,
+)
 from sparsona.data import build
-from sparsona.data.picture import label_picture, label_table
 from sparsona.engines.local import ClientFailed
 from sparsona.engines.pool import WorkerDied
 from sparsona.engines.store import StoreError
 from sparsona.methods import METHODS
 from sparsona.models import MODELS
-from sparsona.results import Run, RunError, write
+from sparsona.results import Run, RunError, plain, vacant, write
 from sparsona.runner import Progress as Step
+from sparsona.runner import prepare
 from sparsona.runner import resume as resume_run
 from sparsona.runner import run as run_recipe
 
@@ -51,6 +66,21 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts inste
 Overrides = Annotated[list[str] | None, typer.Argument(help="Changes: key=value, for example method.lr=0.05 rounds=20")]
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"sparsona {sparsona.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)] = (
+        False
+    ),
+) -> None:
+    pass
+
+
 @app.command(epilog="Examples: sparsona run quickstart | sparsona run quickstart rounds=5 seed=2 --out runs/mine")
 def run(
     recipe: Annotated[str, typer.Argument(help="A recipe's name (sparsona recipes) or a TOML file.")],
@@ -64,14 +94,16 @@ def run(
 ) -> None:
     """Run a recipe, with progress, into a folder of its own."""
     with _errors(as_json):
-        changes = [*(overrides or ()), *([] if model is None else [f'model.name="{model}"'])]
+        changes = [*(overrides or ()), *([] if model is None else [f"model.name={json.dumps(model)}"])]
         plan = load(recipe, changes)
-        target = folder or _free(Path("runs"), next(iter(plan.values())).name)
+        first = next(iter(plan.values()))
+        target = folder or _free(Path("runs"), first.name)
+        vacant(target)
         if len(plan) == 1:
-            runs = [_run(next(iter(plan.values())), target, data_dir, as_json)]
+            runs = [_run(first, target, data_dir, as_json)]
         else:
-            if target.exists() and any(target.iterdir()):
-                raise RunError(f"{target} is not empty: choose another folder, or go on with: sparsona resume {target}")
+            _try(plan.values(), data_dir)
+            _current[:] = [target]
             target.mkdir(parents=True, exist_ok=True)
             write(target / "plan.json", json.dumps({name: tables(r) for name, r in plan.items()}, indent=1) + "\n")
             runs = _run_plan(target, data_dir, as_json)
@@ -93,23 +125,33 @@ def resume(
         _end(runs, folder, as_json)
 
 
-@app.command(epilog="Example: sparsona compare runs/quickstart-1/* --target 0.9 --out comparison")
+@app.command(
+    epilog="Examples: sparsona compare runs/quickstart-1 --target 0.9 | sparsona compare runs/a runs/b --out c"
+)
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Run folders; the first is the baseline.")],
-    folder: Annotated[Path | None, typer.Option("--out", help="Write CSV, Markdown and PNGs here.")] = None,
-    target: Annotated[float | None, typer.Option(help="Accuracy in (0, 1] whose cost is told.", min=0, max=1)] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--out", help="Where CSV, Markdown and PNGs go; default comparison, or in the one folder given."),
+    ] = None,
+    target: Annotated[float | None, typer.Option(help="Accuracy whose cost is told: above 0, at most 1.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare finished runs: one table, and CSV, Markdown and pictures in a folder."""
     with _errors(as_json):
-        paths = [p for f in folders for p in _members(f)]
-        table = report.compare([Run.open(p) for p in paths], folder, target=target)
+        if folder is None:
+            whole = len(folders) == 1 and (folders[0] / "plan.json").is_file()
+            folder = folders[0] / COMPARISON if whole else Path("comparison")
+        runs = [Run.open(p) for p in _members(folders)]
+        for r in runs:
+            if r.summary["accuracy"] is None:
+                raise RunError(f"{r.path}: no client was ever tested in this run, so there is nothing to compare")
+        table = report.compare(runs, folder, target=target)
         if as_json:
-            print(json.dumps(table.json()))
+            _print({"runs": table.json(), "notes": table.notes, "folder": str(folder)})
             return
         out.print(table.rich())
-        if folder is not None:
-            out.print(f"written to [bold]{folder}[/bold]")
+        _tell(f"tables and pictures: {folder}")
 
 
 @app.command(epilog="Example: sparsona methods")
@@ -129,8 +171,9 @@ def models(as_json: Json = False) -> None:
 @app.command(epilog="Example: sparsona recipes")
 def recipes(as_json: Json = False) -> None:
     """List the recipes that come with Sparsona."""
-    rows = [(name, str(read(name).get("description", ""))) for name in recipe_names()]
-    _list(("recipe", "what it shows"), rows, as_json)
+    with _errors(as_json):
+        rows = [(name, str(read(name).get("description", ""))) for name in recipe_names()]
+        _list(("recipe", "what it shows"), rows, as_json)
 
 
 @app.command(epilog="Examples: sparsona show ditto | sparsona show quickstart | sparsona show runs/quickstart-1/shared")
@@ -141,16 +184,15 @@ def show(
 ) -> None:
     """Show a method's fields, a recipe with all of its defaults, or how a run ended."""
     with _errors(as_json):
-        if name in METHODS and not Path(name).exists():
+        path = Path(name)
+        if name in METHODS and not path.exists():
             _show_method(name, as_json)
-        elif (Path(name) / "recipe.toml").is_file():
-            run = Run.open(Path(name))
-            shown = run.summary if run.finished else {"rounds": len(run.rounds), "finished": False}
-            print(json.dumps(shown, indent=None if as_json else 1))
+        elif path.is_dir():
+            _show_runs(path, as_json)
         else:
             plan = {variant: tables(r) for variant, r in load(name, overrides or ()).items()}
             if as_json:
-                print(json.dumps(plan))
+                _print(plan)
                 return
             for variant, raw in plan.items():
                 print(f"# {variant}\n{to_toml(raw)}")
@@ -165,27 +207,36 @@ def data(
     as_json: Json = False,
 ) -> None:
     """Show who holds what: a table and a picture of the labels of each client."""
+    from sparsona.data.picture import label_picture, label_table  # drawing is slow to import
+
     with _errors(as_json):
-        chosen = next(iter(load(recipe, overrides or ()).values()))
+        plan = load(recipe, overrides or ())
+        name, chosen = next(iter(plan.items()))
         fleet = build(chosen.data, chosen.seed, data_dir)
+        picture.parent.mkdir(parents=True, exist_ok=True)
         label_picture(fleet, picture)
-        rows = label_table(fleet)
+        rows = [row._asdict() for row in label_table(fleet)]
         if as_json:
-            print(json.dumps({"clients": rows, "picture": str(picture)}))
+            _print({"clients": rows, "picture": str(picture)})
             return
         table = Table(title=f"{chosen.data.source}, {fleet.clients} clients, {chosen.data.partition}")
         for column in rows[0]:
-            table.add_column(column, justify="left" if column == "labels" else "right")
+            table.add_column(column, justify="left" if column in ("client", "labels") else "right")
         for row in rows:
-            table.add_row(*(str(v) for v in row.values()))
+            table.add_row(*(escape(str(v)) for v in row.values()))
         out.print(table)
-        out.print(f"picture: [bold]{picture}[/bold]")
+        if any((r.data, r.seed) != (chosen.data, chosen.seed) for r in plan.values()):
+            _tell(f"note: this is variant {name}; other variants have other data")
+        _tell(f"picture: {picture}")
 
 
 def main() -> None:
     """Entry point."""
     for stop in (signal.SIGTERM, signal.SIGHUP):  # a machine that shuts down is like Ctrl-C: save, then go
         signal.signal(stop, _stop)
+    here = str(Path.cwd())
+    if here not in sys.path:  # for --model; last, so that no file here can hide a module that we need
+        sys.path.append(here)
     app()
 
 
@@ -193,36 +244,48 @@ def _stop(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
+_current: list[Path] = []  # the folder at work, for the last line of a run that was stopped
+_began: list[bool] = []  # whether a round was done: what fails from there on is not for bad input
+
+
 @contextmanager
 def _errors(as_json: bool) -> Iterator[None]:
     """Tell errors in one clear line, and leave with the right exit code."""
+    _current.clear()
+    _began.clear()
     try:
         yield
-    except (RecipeError, RunError) as error:
-        _fail(str(error), 2, as_json)
+    except ValueError as error:  # RecipeError, RunError, DataError and what the parts say of their arguments
+        _fail(f"{error}{_hint() if _began else ''}", 1 if _began else 2, as_json)
     except (ClientFailed, WorkerDied, StoreError) as error:
         _fail(f"{error}{_hint()}", 1, as_json)
-    except ValueError as error:
-        _fail(str(error), 2, as_json)
     except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
+        where = f": {error.filename}" if error.filename else ""
         _fail(f"{error.strerror or error}{where}{_hint()}", 1, as_json)
     except KeyboardInterrupt:
         _fail(f"stopped{_hint()}", 1, as_json)
 
 
-_current: list[Path] = []  # the folder to resume, for the last line of a run that was stopped
-
-
 def _hint() -> str:
-    return f"; rounds that were done are saved, go on with: sparsona resume {_current[0]}" if _current else ""
+    """How to go on, if there is something to go on with."""
+    if not _current or not any((_current[0] / name).is_file() for name in ("plan.json", "recipe.toml")):
+        return ""
+    return f"; what was done is saved, go on with: sparsona resume {shlex.quote(str(_current[0]))}"
 
 
 def _fail(text: str, code: int, as_json: bool) -> NoReturn:
     if as_json:
-        print(json.dumps({"error": text}))
+        _print({"error": text})
     err.print(f"error: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(code)
+
+
+def _print(value: Any) -> None:
+    print(json.dumps(plain(value), allow_nan=False))
+
+
+def _tell(text: str) -> None:
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _free(base: Path, name: str) -> Path:
@@ -233,24 +296,43 @@ def _free(base: Path, name: str) -> Path:
     return base / f"{name}-{n}"
 
 
-def _members(folder: Path) -> list[Path]:
-    """The runs in a folder: itself, or those of its plan."""
-    plan = folder / "plan.json"
-    return [folder / name for name in json.loads(plan.read_text())] if plan.is_file() else [folder]
+def _plan(folder: Path) -> dict[str, Recipe]:
+    """The runs that a folder of several was made for."""
+    file = folder / "plan.json"
+    try:
+        return {str(name): check(raw) for name, raw in json.loads(file.read_text(encoding="utf-8")).items()}
+    except (ValueError, AttributeError) as error:
+        raise RunError(f"{file} is damaged: {error}") from error
+
+
+def _members(folders: Iterable[Path]) -> list[Path]:
+    """The run folders among the paths given; a folder of several stands for all of its runs."""
+    found = []
+    for folder in folders:
+        beside = folder.parent / "plan.json"
+        if (folder / "plan.json").is_file():
+            found += [folder / name for name in _plan(folder)]
+        # a shell that spells out runs/x/* also names plan.json and the comparison
+        elif not (folder.exists() and beside.is_file() and folder.name in ("plan.json", COMPARISON)):
+            found.append(folder)
+    if not found:
+        raise RunError("none of the paths given is a run folder")
+    return found
+
+
+def _try(recipes: Iterable[Recipe], data_dir: Path | None) -> None:
+    """Build each different data set and model once, so that what cannot run is told before anything is written."""
+    with err.status("checking data and models"):
+        for recipe in {(r.data, r.seed, r.model): r for r in recipes}.values():
+            prepare(recipe, data_dir)
 
 
 def _run_plan(folder: Path, data_dir: Path | None, as_json: bool) -> list[Run]:
     """Run what a plan still lacks."""
-    _current[:] = [folder]
-    try:
-        plan = {name: check(raw) for name, raw in json.loads((folder / "plan.json").read_text()).items()}
-    except (json.JSONDecodeError, AttributeError) as error:
-        raise RunError(f"{folder / 'plan.json'} is damaged: {error}") from error
     runs = []
-    for name, recipe in plan.items():
+    for name, recipe in _plan(folder).items():
         path = folder / name
-        begun = (path / "recipe.toml").is_file() and (path / "run.json").is_file()
-        if begun:
+        if (path / "recipe.toml").is_file():
             runs.append(_resume(path, data_dir, as_json, top=folder))
         else:
             runs.append(_run(recipe, path, data_dir, as_json, top=folder))
@@ -258,8 +340,9 @@ def _run_plan(folder: Path, data_dir: Path | None, as_json: bool) -> list[Run]:
 
 
 def _run(recipe: Recipe, path: Path, data_dir: Path | None, as_json: bool, top: Path | None = None) -> Run:
+    _current[:] = [top or path]
     with _display(recipe, path, as_json) as listen:
-        done = run_recipe(recipe, path, data_dir=data_dir, listen=lambda s: _heard(s, listen, top or path))
+        done = run_recipe(recipe, path, data_dir=data_dir, listen=listen)
         assert isinstance(done, Run)
         return done
 
@@ -268,85 +351,94 @@ def _resume(path: Path, data_dir: Path | None, as_json: bool, top: Path | None =
     run = Run.open(path)
     if run.finished:
         if not as_json:
-            err.print(f"{path}: already done", markup=False)
+            err.print(f"{path}: already done", markup=False, highlight=False, soft_wrap=True)
         return run
     _current[:] = [top or path]
     with _display(run.recipe, path, as_json) as listen:
         return resume_run(path, data_dir=data_dir, listen=listen)
 
 
-def _heard(step: Step, listen: Any, top: Path) -> None:
-    _current[:] = [top]  # from the first round on there is something to resume
-    listen(step)
-
-
 @contextmanager
-def _display(recipe: Recipe, path: Path, as_json: bool) -> Iterator[Any]:
+def _display(recipe: Recipe, path: Path, as_json: bool) -> Iterator[Callable[[Step], None]]:
     """Show progress: a live line on a terminal, plain lines elsewhere, nothing with --json."""
-    title = path.name
+    spent: list[float] = []  # seconds of each round; starting up and what an earlier process did do not count
 
     def text(step: Step) -> str:
         total = step.row["total"]
         score = step.row.get(recipe.evaluate.points[0])
-        accuracy = f"accuracy {100 * score['accuracy']:5.1f} %  " if score else ""
-        lost = f"  left out {step.row['left_out']}" if step.row["left_out"] else ""
-        return f"{accuracy}sent {(total['down'] + total['up']) / 1e6:.1f} MB{lost}"
+        accuracy = f"accuracy {100 * score['accuracy']:.1f} %  " if score else ""
+        lost = f"left out {len(step.row['left_out'])}  " if step.row["left_out"] else ""
+        left = round(sum(spent) / len(spent) * (step.rounds - step.round))
+        clock = (
+            f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02}" if left >= 3600 else f"{left // 60}:{left % 60:02}"
+        )
+        return f"{accuracy}sent {(total['down'] + total['up']) / 1e6:.1f} MB  {lost}ETA {clock}"
+
+    def heard(show: Callable[[Step], None]) -> Callable[[Step], None]:
+        def listen(step: Step) -> None:
+            _began[:] = [True]
+            spent.append(step.seconds)
+            show(step)
+
+        return listen
 
     if as_json:
-        yield lambda step: None
+        yield heard(lambda step: None)
     elif err.is_terminal:
         columns = (
             SpinnerColumn(),
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"),
-            TextColumn("{task.fields[info]}"),
-            TimeRemainingColumn(),
+            TextColumn("{task.description}", style="bold", markup=False),
+            BarColumn(bar_width=16),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[info]}", markup=False),
+            TimeElapsedColumn(),
         )
         with Progress(*columns, console=err) as bar:
-            task: TaskID = bar.add_task(title, total=recipe.rounds, info="starting")
-            yield lambda step: bar.update(task, completed=step.round, info=text(step))
+            task: TaskID = bar.add_task(path.name, total=recipe.rounds, info="starting")
+            yield heard(lambda step: bar.update(task, completed=step.round, info=text(step)))
     else:
         last = [0.0]
-        began = time.monotonic()
-        first: list[int] = []
 
         def line(step: Step) -> None:
-            first[:] = first or [step.round - 1]
             now = time.monotonic()
             if now - last[0] >= 1 or step.round == step.rounds:
                 last[0] = now
-                left = (now - began) / (step.round - first[0]) * (step.rounds - step.round)
-                print(f"{title}: round {step.round}/{step.rounds}  {text(step)}  ETA {left:.0f} s", file=sys.stderr)
+                print(f"{path.name}: round {step.round}/{step.rounds}  {text(step)}", file=sys.stderr, flush=True)
 
-        yield line
+        yield heard(line)
 
 
 def _end(runs: list[Run], folder: Path, as_json: bool) -> None:
     """Print how it ended."""
-    if len(runs) == 1:
-        run = runs[0]
-        if as_json:
-            print(json.dumps({"run": str(run.path), **run.summary}))
-            return
-        out.print(report.compare(runs, None).rich())
-        out.print(f"results: [bold]{run.path}[/bold]")
-        return
-    where = folder / "compare"
-    table = report.compare(runs, where)
+    tested = [r for r in runs if r.summary["accuracy"] is not None]
+    where = folder / COMPARISON
+    several = len(runs) > 1 and bool(tested)
+    table = report.compare(tested, where if several else None) if tested else None
+    gains = report.gains(tested) if several else []
     if as_json:
-        print(json.dumps({"runs": [{"run": str(r.path), **r.summary} for r in runs]}))
+        told: dict[str, Any] = {"folder": str(folder), "runs": [{"run": str(r.path), **r.summary} for r in runs]}
+        _print(told | ({"comparison": str(where), "gains": gains} if several else {}))
         return
-    out.print(table.rich())
-    for gain in report.gains(runs):
-        out.print(_gain(gain), highlight=False)
-    out.print(f"pictures: [bold]{where}[/bold] (who gained: [bold]{where / 'gain.png'}[/bold])")
+    if table is not None:
+        out.print(table.rich())
+    for r in runs:
+        if r not in tested:
+            _tell(f"{r.path.name}: no client was ever tested")
+    for gain in gains:
+        _tell(_gain(gain))
+    _tell(f"results: {folder}")
+    if several:
+        _tell(f"tables and pictures: {where}")
+    if gains:
+        _tell(f"who gained: {where / 'gain.png'}")
 
 
 def _gain(gain: dict[str, Any]) -> str:
     n = gain["gained"] + gain["lost"] + gain["equal"]
+    if not n:
+        return f"{gain['name']} against {gain['baseline']}: no client was tested in both"
     return (
-        f"[bold]{gain['name']}[/bold] against {gain['baseline']}: {gain['gained']} of {n} clients gained, "
+        f"{gain['name']} against {gain['baseline']}: {gain['gained']} of {n} clients gained, "
         f"{gain['lost']} lost; {gain['mean_gain']:+.1f} points on average at {gain['extra_mb']:+.1f} MB"
     )
 
@@ -359,24 +451,51 @@ def _about(kind: type) -> str:
 
 def _list(head: tuple[str, str], rows: list[tuple[str, str]], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(dict(rows)))
+        _print(dict(rows))
         return
     table = Table(*head)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     out.print(table)
 
 
 def _show_method(name: str, as_json: bool) -> None:
     kind = METHODS[name]
-    fields = {f.name: f.default for f in dataclasses.fields(kind)}
+    hints = typing.get_type_hints(kind, include_extras=True)
+    fields = dataclasses.fields(kind)
+    takes = {f.name: allowed(hints[f.name]) for f in fields}
+    defaults = {f.name: None if required(f) else f.default for f in fields}
     if as_json:
-        print(json.dumps({"name": name, "about": _about(kind), "fields": fields}))
+        _print({"name": name, "about": _about(kind), "fields": defaults, "allowed": takes})
         return
-    out.print(f"[bold]{name}[/bold]: {_about(kind)}")
-    table = Table(
-        "field", "type", "default", title=f"\\[method] of a recipe, or method.FIELD=VALUE ({kind.__module__})"
-    )
-    for f in dataclasses.fields(kind):
-        table.add_row(f.name, str(f.type), str(f.default))
+    _tell(f"{name}: {_about(kind)}")
+    title = f"[method] of a recipe, or method.FIELD=VALUE ({kind.__module__})"
+    table = Table("field", "allowed", "default", title=escape(title))
+    for f in fields:
+        default = "required" if required(f) else "none" if f.default is None else json.dumps(plain(f.default))
+        table.add_row(f.name, escape(takes[f.name]), escape(default))
     out.print(table)
+
+
+def _show_runs(folder: Path, as_json: bool) -> None:
+    runs = [Run(p) if (p / "recipe.toml").is_file() else None for p in _members([folder])]
+    if runs == [None]:
+        Run.open(folder)
+    begun = [r for r in runs if r is not None]
+    if as_json:
+        _print({"folder": str(folder), "runs": [_state(r) for r in begun]})
+        return
+    done = [r for r in begun if r.finished and r.summary["accuracy"] is not None]
+    if done:
+        out.print(report.compare(done).rich())
+    for r in begun:
+        if r not in done:
+            state = "finished, no client was ever tested" if r.finished else "not finished"
+            _tell(f"{r.path.name}: {len(r.rounds)} of {r.recipe.rounds} rounds, {state}")
+    if len(begun) < len(runs) or not all(r.finished for r in begun):
+        _tell(f"go on with: sparsona resume {shlex.quote(str(folder))}")
+
+
+def _state(run: Run) -> dict[str, Any]:
+    done = {"run": str(run.path), "finished": run.finished}
+    return done | (run.summary if run.finished else {"name": run.recipe.name, "rounds": len(run.rounds)})

@@ -1,9 +1,9 @@
-"""A run's folder: what was asked, what happened round by round, and what came of it; nothing in it depends on the clock.
+"""A run's folder: what was asked, what happened round by round, what came of it; nothing in it depends on the clock.
 
 ``recipe.toml`` (every default written out), ``run.json`` (versions, seed, model), ``rounds.jsonl`` and
-``clients.jsonl`` (appended as they happen), ``summary.json`` (last of all: a run that has it is finished), ``figures/``,
-``models/`` on request, ``state/`` (server and client values at the end), and ``timing.jsonl``, the one file that differs
-from run to run. While it runs, ``state.sqlite`` holds the checkpoint.
+``clients.jsonl`` (appended as they happen), ``summary.json`` (last of all: a run that has it is finished),
+``figures/``, ``models/`` on request, ``state/`` (server and client values at the end), and ``timing.jsonl``, the one
+file that differs from run to run. While it runs, ``state.sqlite`` holds the checkpoint.
 """
 
 from __future__ import annotations
@@ -154,11 +154,12 @@ class Run:
                 for number, line in enumerate(f, start=1):
                     if line.endswith(b"\n"):
                         try:
-                            yield json.loads(line)
-                        except ValueError as error:
+                            yield dict(json.loads(line))
+                        except (TypeError, ValueError) as error:
                             raise RunError(f"{file} is damaged in line {number}: {error}") from error
         except FileNotFoundError as error:
-            raise RunError(f"{self.path} is damaged: it has no {file.name}") from error
+            if self.finished:  # one that has just begun has no rows yet
+                raise RunError(f"{self.path} is damaged: it has no {file.name}") from error
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:

@@ -134,12 +134,8 @@ def test_a_method_that_raises_is_named_with_its_client(engine, tmp_path, monkeyp
         original = Pool.__init__
 
         def start(self, workers, build, arguments):
-            original(
-                self,
-                workers,
-                "engines.test_engines:broken_device",
-                {"path": str(tmp_path), "tables": arguments["recipe"]},
-            )
+            given = {"path": str(tmp_path), "tables": arguments["recipe"]}
+            original(self, workers, "engines.test_engines:broken_device", given)
 
         monkeypatch.setattr(Pool, "__init__", start)
     with pytest.raises(ClientFailed, match=r"client \d failed in round 2 \(local\): ZeroDivisionError: on purpose"):

@@ -43,8 +43,9 @@ def test_memory_store_behaves_alike():
 
 def test_one_run_one_process(tmp_path):
     store = Store(tmp_path / "s.sqlite")
-    code = f"from sparsona.engines.store import Store; from pathlib import Path; Store(Path({str(tmp_path / 's.sqlite')!r}))"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    code = "import sys, pathlib, sparsona.engines.store as s; s.Store(pathlib.Path(sys.argv[1]))"
+    command = [sys.executable, "-c", code, str(tmp_path / "s.sqlite")]
+    other = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "another process is at work on this run" in other.stderr
     store.close()
 

@@ -82,7 +82,7 @@ def test_same_key_same_bits(name):
 
 def test_client_order_is_irrelevant(name):
     """Clients may be run in any order: what each does depends on nobody else."""
-    r, device, _, method, server = scene(name)
+    _, device, _, method, server = scene(name)
 
     class Backwards(Local):
         def map(self, jobs):
@@ -159,7 +159,7 @@ def test_configuration_is_frozen(name):
 
 def test_a_late_joiner_is_the_same_client(name):
     """Joining is keyed: a client that joins in round 5 is what it would have been in round 0."""
-    _, device, fleet, method, server = scene(name)
+    _, device, _, method, server = scene(name)
     early = device.handle(Job("evaluate", 0, 3, None, {"server": method.down(server, 3)}))
     joined = method.join(3, device.ctx(0, "join", 3))
     stored = None if joined is None else dumps(joined)
