@@ -26,9 +26,11 @@ from sparsona import report
 from sparsona.config import (
     COMPARISON,
     Recipe,
+    RecipeError,
     allowed,
     check,
     load,
+    nearest,
     read,
     recipe_names,
     required,
@@ -103,9 +105,9 @@ def run(
             runs = [_run(first, target, data_dir, as_json)]
         else:
             _try(plan.values(), data_dir)
-            _current[:] = [target]
-            target.mkdir(parents=True, exist_ok=True)
-            write(target / "plan.json", json.dumps({name: tables(r) for name, r in plan.items()}, indent=1) + "\n")
+            with _writing(target):
+                target.mkdir(parents=True, exist_ok=True)
+                write(target / "plan.json", json.dumps({name: tables(r) for name, r in plan.items()}, indent=1) + "\n")
             runs = _run_plan(target, data_dir, as_json)
         _end(runs, target, as_json)
 
@@ -187,8 +189,11 @@ def show(
         path = Path(name)
         if name in METHODS and not path.exists():
             _show_method(name, as_json)
-        elif path.is_dir():
+        elif any((path / marker).is_file() for marker in ("recipe.toml", "plan.json")):
             _show_runs(path, as_json)
+        elif not path.is_file() and name not in recipe_names():
+            known = nearest(name, [*METHODS, *recipe_names()])
+            raise RecipeError(f"{json.dumps(name)}: no such method, recipe, file or run folder{known}")
         else:
             plan = {variant: tables(r) for variant, r in load(name, overrides or ()).items()}
             if as_json:
@@ -213,8 +218,9 @@ def data(
         plan = load(recipe, overrides or ())
         name, chosen = next(iter(plan.items()))
         fleet = build(chosen.data, chosen.seed, data_dir)
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        label_picture(fleet, picture)
+        with _writing(picture):
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            label_picture(fleet, picture)
         rows = [row._asdict() for row in label_table(fleet)]
         if as_json:
             _print({"clients": rows, "picture": str(picture)})
@@ -264,6 +270,15 @@ def _errors(as_json: bool) -> Iterator[None]:
         _fail(f"{error.strerror or error}{where}{_hint()}", 1, as_json)
     except KeyboardInterrupt:
         _fail(f"stopped{_hint()}", 1, as_json)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """A place that cannot be written to is bad input, not a failed run."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _hint() -> str:
@@ -390,8 +405,8 @@ def _display(recipe: Recipe, path: Path, as_json: bool) -> Iterator[Callable[[St
             TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=16),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[info]}", markup=False),
             TimeElapsedColumn(),
+            TextColumn("{task.fields[info]}", markup=False),
         )
         with Progress(*columns, console=err) as bar:
             task: TaskID = bar.add_task(path.name, total=recipe.rounds, info="starting")
@@ -478,10 +493,8 @@ def _show_method(name: str, as_json: bool) -> None:
 
 
 def _show_runs(folder: Path, as_json: bool) -> None:
-    runs = [Run(p) if (p / "recipe.toml").is_file() else None for p in _members([folder])]
-    if runs == [None]:
-        Run.open(folder)
-    begun = [r for r in runs if r is not None]
+    members = _members([folder])
+    begun = [Run(p) for p in members if (p / "recipe.toml").is_file()]
     if as_json:
         _print({"folder": str(folder), "runs": [_state(r) for r in begun]})
         return
@@ -492,7 +505,7 @@ def _show_runs(folder: Path, as_json: bool) -> None:
         if r not in done:
             state = "finished, no client was ever tested" if r.finished else "not finished"
             _tell(f"{r.path.name}: {len(r.rounds)} of {r.recipe.rounds} rounds, {state}")
-    if len(begun) < len(runs) or not all(r.finished for r in begun):
+    if len(begun) < len(members) or not all(r.finished for r in begun):
         _tell(f"go on with: sparsona resume {shlex.quote(str(folder))}")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union
 
-from annotated_types import GroupedMetadata
+from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt
 from pydantic import TypeAdapter, ValidationError
 
 from sparsona.core.fields import Count, Natural, PositiveShare
@@ -111,7 +111,7 @@ def find(name: str) -> Path:
     for path in (Path(name), recipes_dir() / f"{name}.toml"):
         if path.is_file():
             return path
-    raise RecipeError(f"recipe {_shown(name)}: no such file or recipe{_nearest(name, recipe_names())}")
+    raise RecipeError(f"recipe {_shown(name)}: no such file or recipe{nearest(name, recipe_names())}")
 
 
 def read(name: str) -> dict[str, Any]:
@@ -137,9 +137,10 @@ def load(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
     if not isinstance(variants, dict) or not variants:
         raise RecipeError("variants: must be a table of tables, each with what differs")
     for keys, _ in changes:
-        if keys[0] == "variants" and (len(keys) < 3 or keys[1] not in variants):
-            known = _nearest(keys[1] if len(keys) > 1 else "", variants)
-            raise RecipeError(f"{'.'.join(keys)}: must be variants.NAME.KEY of a variant that there is{known}")
+        if keys[0] == "variants" and len(keys) < 3:
+            raise RecipeError(f"{'.'.join(keys)}: must be variants.NAME.KEY, for a key of one variant")
+        if keys[0] == "variants" and keys[1] not in variants:
+            raise RecipeError(f"{'.'.join(keys)}: no such variant{nearest(keys[1], variants)}")
     common = [(keys, value) for keys, value in changes if keys[0] != "variants"]
     plan = {}
     for variant, table in variants.items():
@@ -165,7 +166,7 @@ def check(raw: Mapping[str, Any]) -> Recipe:
         raise RecipeError(f"method.name is missing; allowed: {', '.join(sorted(METHODS))}")
     name = table["name"]
     if not isinstance(name, str) or name not in METHODS:
-        raise RecipeError(f"method.name = {_shown(name)}: unknown{_nearest(str(name), METHODS)}")
+        raise RecipeError(f"method.name = {_shown(name)}: unknown{nearest(str(name), METHODS)}")
     built = {"method": _build(METHODS[name], {k: v for k, v in table.items() if k != "name"}, "method")}
     rest = {"model": {}} | {k: v for k, v in raw.items() if k != "method"}
     _known(Recipe, rest, "")
@@ -178,8 +179,9 @@ def check(raw: Mapping[str, Any]) -> Recipe:
     _named("name", recipe.name)
     model = recipe.model.name
     if ":" not in model and model not in MODELS:
-        own = '; or give your own as "package.module:Class"'
-        raise RecipeError(f"model.name = {_shown(model)}: unknown{_nearest(model, MODELS)}{own}")
+        raise RecipeError(
+            f"model.name = {_shown(model)}: unknown, and not your own package.module:Class{nearest(model, MODELS)}"
+        )
     if recipe.fleet.per_round is not None and recipe.fleet.per_round > recipe.data.clients:
         raise RecipeError(
             f"fleet.per_round = {recipe.fleet.per_round}: must be at most data.clients = {recipe.data.clients}"
@@ -227,12 +229,26 @@ def required(f: dataclasses.Field[Any]) -> bool:
     return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
 
 
+def nearest(word: str, names: Iterable[str]) -> str:
+    """The name that was meant, or all that there are, as the end of an error message."""
+    names = sorted(names)
+    close = difflib.get_close_matches(word, names, 1, 0.5)
+    return f"; did you mean {_shown(close[0])}?" if close else f"; allowed: {', '.join(names)}"
+
+
 def _bounds(metadata: Iterable[Any]) -> Iterator[str]:
     """The bounds of a number, in words."""
-    words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
     for entry in metadata:
         for bound in entry if isinstance(entry, GroupedMetadata) else (entry,):
-            yield from (f"{words[k]} {v}" for k, v in vars(bound).items() if k in words)
+            match bound:
+                case Gt(gt=limit):
+                    yield f"above {limit}"
+                case Ge(ge=limit):
+                    yield f"at least {limit}"
+                case Lt(lt=limit):
+                    yield f"below {limit}"
+                case Le(le=limit):
+                    yield f"at most {limit}"
 
 
 def _toml_key(key: str) -> str:
@@ -310,7 +326,7 @@ def _known(kind: Any, table: Mapping[str, Any], prefix: str) -> None:
     names = [f.name for f in dataclasses.fields(kind)]
     for key in table:
         if key not in names:
-            raise RecipeError(f"{prefix}{key}: no such field{_nearest(key, names)}")
+            raise RecipeError(f"{prefix}{key}: no such field{nearest(key, names)}")
 
 
 def _say(error: Any, kind: Any, path: str) -> str:
@@ -344,12 +360,6 @@ def _guess(value: Any, kind: Any) -> str:
     words = [w for a in _choices(kind) if typing.get_origin(a) is Literal for w in typing.get_args(a)]
     close = difflib.get_close_matches(value, words, 1, 0.5) if isinstance(value, str) else []
     return f"; did you mean {_shown(close[0])}?" if close else ""
-
-
-def _nearest(word: str, names: Iterable[str]) -> str:
-    names = sorted(names)
-    close = difflib.get_close_matches(word, names, 1, 0.5)
-    return f"; did you mean {_shown(close[0])}?" if close else f"; allowed: {', '.join(names)}"
 
 
 def _override(text: str) -> tuple[list[str], Any]:
@@ -397,6 +407,7 @@ __all__ = [
     "check",
     "find",
     "load",
+    "nearest",
     "read",
     "recipe_names",
     "recipes_dir",

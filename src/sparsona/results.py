@@ -48,10 +48,11 @@ def vacant(path: Path) -> None:
             raise RunError(f"cannot write into {path}: it is a file")
         # a run that was killed while its folder was made leaves no recipe.toml, which is written last
         elif any(p.name != "run.json" and p.suffix != ".part" for p in path.iterdir()):
-            what = "is not empty"
+            what = "it is not empty; choose another folder"
             if any((path / name).is_file() for name in ("recipe.toml", "plan.json")):
-                what = f"holds a run already; go on with it: sparsona resume {shlex.quote(str(path))}"
-            raise RunError(f"cannot write into {path}: it {what}; or choose another folder")
+                again = f"sparsona resume {shlex.quote(str(path))}"
+                what = f"it holds a run already; choose another folder, or go on with it: {again}"
+            raise RunError(f"cannot write into {path}: {what}")
     except OSError as error:
         raise RunError(f"cannot write into {path}: {error.strerror}") from error
 

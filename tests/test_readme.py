@@ -1,0 +1,30 @@
+"""The README does what it says."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from sparsona.methods import METHODS
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_python_example_runs(tmp_path):
+    (code,) = re.findall(r"<!-- test: run -->\n```python\n(.*?)```", README, re.DOTALL)
+    assert len(code.strip().splitlines()) == 12
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"shared \d+\.\d% accuracy, 2\.\d MB on the wire\npersonal \d+\.\d% accuracy", done.stdout)
+
+
+def test_all_methods_are_in_the_table():
+    assert set(re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)) == set(METHODS)
+
+
+def test_all_links_lead_somewhere():
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    for page in pages:
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
