@@ -140,8 +140,8 @@ while True:
     store.begin_round()
     for k in range(6):
         store.put(k, bytes([t % 251]) * 700_000)
-    store.end_round()
-    store.commit(Checkpoint(t, bytes([t % 251]) * 700_000, {"t": t}))
+    store.end_round(Checkpoint(t, bytes([t % 251]) * 700_000, {"t": t}))
+    store.commit()
     print(t, flush=True)
 """
 
@@ -190,8 +190,7 @@ def test_interrupted_and_resumed(every, tmp_path):
         run(r, tmp_path / "stopped", listen=stop)
     rounds = []
     resume(tmp_path / "stopped", listen=lambda s: rounds.append(s.round))
-    assert rounds[0] <= 6
-    assert rounds[-1] == 8
+    assert rounds == [6, 7, 8]
     assert files(tmp_path / "stopped", LEAVE) == files(tmp_path / "whole", LEAVE)
 
 
@@ -265,7 +264,7 @@ def test_full_disk_in_a_run_keeps_the_last_checkpoint(tmp_path):
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot write the run folder"):
+    with pytest.raises(RunError, match="cannot write"):
         run(recipe(), tmp_path / "file" / "run")
 
 

@@ -6,7 +6,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,9 @@ class _Loop:
             for t in range(done, self.recipe.rounds):
                 server = self._round(store, server, t)
             return self._finish(store, server)
+        except BaseException:
+            store.rescue()  # whatever stopped us, keep the rounds that are whole
+            raise
         finally:
             store.close()
             for journal in self.journals.values():
@@ -179,29 +182,23 @@ class _Loop:
         began = time.perf_counter()
         recipe = self.recipe
         store.begin_round()
-        try:
-            chosen = cohort(
-                self.fleet.clients, recipe.fleet.per_round or self.fleet.clients, Rng(recipe.seed, "cohort", t)
-            )
-            wants: Wants = ("score",) if "after" in recipe.evaluate.points else ()
-            new, done = star(self.method, self.engine, store, server, t, chosen, self.device.ctx(t, "merge", t), wants)
-            self.latest |= done.scores
-            scores = self._evaluate(store, new, t) if self._due(t) else {}
-        except BaseException:
-            with suppress(Exception):  # whatever stopped us, keep the rounds that are whole
-                store.undo_round()
-                self._commit(store, server, t)
-            raise
-        store.end_round()
+        everyone = self.fleet.clients
+        chosen = cohort(everyone, recipe.fleet.per_round or everyone, Rng(recipe.seed, "cohort", t))
+        wants: Wants = ("score",) if "after" in recipe.evaluate.points else ()
+        ctx = self.device.ctx(t, "merge", t)
+        server, done = star(self.method, self.engine, store, server, t, chosen, ctx, wants)
+        self.latest |= done.scores
+        scores = self._evaluate(store, server, t) if self._due(t) else {}
         row = self._record(done, scores)
+        store.end_round(Checkpoint(t + 1, dumps(server), self._progress()))
         if (t + 1) % recipe.engine.checkpoint_every == 0 or t + 1 == recipe.rounds:
-            self._commit(store, new, t + 1)
+            store.commit()
         seconds = time.perf_counter() - began
         if "timing" in self.journals:
             self.journals["timing"].add({"round": t + 1, "seconds": seconds, "device_seconds": done.seconds})
         if self.listen is not None:
             self.listen(Progress(t + 1, recipe.rounds, row, seconds))
-        return new
+        return server
 
     def _due(self, t: int) -> bool:
         return (t + 1) % self.recipe.evaluate.every == 0 or t + 1 == self.recipe.rounds
@@ -239,12 +236,12 @@ class _Loop:
             self.journals["clients"].add(*_client_rows(done, scores))
         return row
 
-    def _commit(self, store: Store, server: Server, rounds_done: int) -> None:
-        progress = {
+    def _progress(self) -> dict[str, Any]:
+        """What a checkpoint holds besides the clients and the server."""
+        return {
             "sizes": {name: journal.size for name, journal in self.journals.items()},
             "latest": {str(k): [s.correct, s.samples, s.loss] for k, s in sorted(self.latest.items())},
         }
-        store.commit(Checkpoint(rounds_done, dumps(server), progress))
 
     def _finish(self, store: Store, server: Server) -> dict[str, Any]:
         """Write what a finished run leaves; the summary comes last, so that a run without it is not finished."""

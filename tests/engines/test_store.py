@@ -12,23 +12,42 @@ def test_a_round_is_kept_whole_or_not_at_all(tmp_path):
     store = Store(tmp_path / "s.sqlite")
     store.begin_round()
     store.put(3, b"three")
-    store.end_round()
-    store.commit(Checkpoint(1, b"server", {"a": 1}))
+    store.end_round(Checkpoint(1, b"server", {"a": 1}))
+    store.commit()
     store.begin_round()
     store.put(3, b"changed")
     store.put(4, b"four")
     assert store.client(3) == b"changed"
-    store.undo_round()
-    assert store.client(3) == b"three"
-    assert store.clients() == [3]
-    store.begin_round()
-    store.put(5, b"not committed")
-    store.end_round()
+    store.rescue()
     store.close()
     again = Store(tmp_path / "s.sqlite")
+    assert again.client(3) == b"three"
     assert again.clients() == [3]
     assert again.checkpoint() == Checkpoint(1, b"server", {"a": 1})
     assert again.client(9) is None
+
+
+def test_what_is_not_committed_is_forgotten_unless_rescued(tmp_path):
+    for rescued in (False, True):
+        store = Store(tmp_path / f"{rescued}.sqlite")
+        store.begin_round()
+        store.put(1, b"one")
+        store.end_round(Checkpoint(1, b"s1", {}))
+        store.begin_round()
+        store.put(2, b"two")
+        if rescued:
+            store.rescue()
+        store.close()
+        again = Store(tmp_path / f"{rescued}.sqlite")
+        assert again.clients() == ([1] if rescued else [])
+        assert again.checkpoint() == (Checkpoint(1, b"s1", {}) if rescued else None)
+
+
+def test_rescue_between_two_rounds(tmp_path):
+    store = Store(tmp_path / "s.sqlite")
+    store.rescue()
+    store.close()
+    assert Store(tmp_path / "s.sqlite").checkpoint() is None
 
 
 def test_memory_store_behaves_alike():
@@ -36,8 +55,8 @@ def test_memory_store_behaves_alike():
     assert store.checkpoint() is None
     store.begin_round()
     store.put(0, b"x")
-    store.end_round()
-    store.commit(Checkpoint(1, b"", {}))
+    store.end_round(Checkpoint(1, b"", {}))
+    store.commit()
     assert store.client(0) == b"x"
 
 
@@ -58,11 +77,11 @@ from pathlib import Path
 from sparsona.engines.store import Checkpoint, Store, StoreError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 store = Store(Path({str(tmp_path / "s.sqlite")!r}))
-store.begin_round(); store.put(1, b"good"); store.end_round(); store.commit(Checkpoint(1, b"s", {{}}))
+store.begin_round(); store.put(1, b"good"); store.end_round(Checkpoint(1, b"s", {{}})); store.commit()
 resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, 3_000_000))
 try:
     for t in range(2, 50):
-        store.begin_round(); store.put(t, bytes(400_000)); store.end_round(); store.commit(Checkpoint(t, b"s", {{}}))
+        store.begin_round(); store.put(t, bytes(400_000)); store.end_round(Checkpoint(t, b"s", {{}})); store.commit()
 except StoreError as error:
     print("told:", error)
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,29 +59,31 @@ class Store:
         return [row[0] for row in self._do("SELECT k FROM clients ORDER BY k")]
 
     def begin_round(self) -> None:
-        """From here to the next ``begin_round`` or ``commit`` is one round."""
+        """From here to ``end_round`` is one round, kept whole or not at all."""
         self._do("SAVEPOINT round")
 
     def put(self, k: int, value: bytes) -> None:
-        """Client k's new value, kept once the round is committed."""
+        """Client k's new value, kept with the round."""
         self._do("INSERT OR REPLACE INTO clients VALUES (?, ?)", (k, value))
 
-    def end_round(self) -> None:
-        """The round is whole."""
-        self._do("RELEASE round")
-
-    def undo_round(self) -> None:
-        """Forget what was put since the last ``begin_round``."""
-        self._do("ROLLBACK TO round")
-        self._do("RELEASE round")
-
-    def commit(self, checkpoint: Checkpoint) -> None:
-        """Make everything up to here the state that a crash goes back to."""
+    def end_round(self, checkpoint: Checkpoint) -> None:
+        """The round is whole; the checkpoint belongs to it, so that clients and server never come apart."""
         text = json.dumps(checkpoint.progress, separators=(",", ":"))
         row = (checkpoint.rounds_done, checkpoint.server, text)
         self._do("INSERT OR REPLACE INTO checkpoint VALUES (1, ?, ?, ?)", row)
+        self._do("RELEASE round")
+
+    def commit(self) -> None:
+        """Make the rounds that are whole the state that a crash goes back to."""
         self._do("COMMIT")
         self._do("BEGIN IMMEDIATE")
+
+    def rescue(self) -> None:
+        """Commit the rounds that are whole and forget one that is not: for the moment when everything else fails."""
+        with suppress(sqlite3.Error):
+            self._db.execute("ROLLBACK TO round")  # an error if no round is under way, which is as good
+        with suppress(sqlite3.Error):
+            self._db.execute("COMMIT")
 
     def checkpoint(self) -> Checkpoint | None:
         """The last checkpoint."""
