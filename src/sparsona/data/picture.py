@@ -32,7 +32,7 @@ def label_table(fleet: Fleet, top: int = 3) -> list[LabelRow]:
     rows = []
     for k, (part, counts) in enumerate(zip(fleet.parts, fleet.label_counts(), strict=True)):
         order = [c for c in np.argsort(-counts, kind="stable") if counts[c]]
-        text = ", ".join(f"{names[c]} {counts[c]:,}" for c in order[:top])
+        text = ", ".join(f"{names[c]}: {counts[c]:,}" for c in order[:top])
         if len(order) > top:
             text += f", {len(order) - top} more"
         rows.append(LabelRow(fleet.names[k], len(part.train), len(part.validation), len(part.test), text))

@@ -32,8 +32,9 @@ class Pool:
             ours, theirs = Pipe()
             slots = [shared_file() for _ in range(2 * IN_FLIGHT)]
             fds = [theirs.fileno(), *slots]
-            command = [sys.executable, "-m", "sparsona.engines.worker", str(os.getpid()), *map(str, fds)]
-            process = subprocess.Popen(command, pass_fds=fds, env=os.environ | threads)
+            command = [sys.executable, "-P", "-m", "sparsona.engines.worker", str(os.getpid()), *map(str, fds)]
+            # a group of its own: Ctrl-C in the terminal is for us alone
+            process = subprocess.Popen(command, pass_fds=fds, env=os.environ | threads, process_group=0)
             theirs.close()
             channel = Channel(ours, ours=slots[:IN_FLIGHT], theirs=slots[IN_FLIGHT:])
             self._workers.append((process, channel))

@@ -109,7 +109,7 @@ def _find(name: str) -> tuple[Callable[..., nn.Module], str]:
         )
     try:
         module = importlib.import_module(place)
-    except (ImportError, ValueError) as error:  # ValueError: an empty module name
+    except Exception as error:  # whatever a stranger's module raises
         raise ValueError(f"model {name!r}: module {place!r} cannot be imported: {error}") from error
     found = getattr(module, leaf, None)
     if not callable(found):
