@@ -30,5 +30,5 @@ def test_the_table_counts_what_the_fleet_holds() -> None:
     assert sum(row.train + row.validation + row.test for row in rows) == 1797
     counts = fleet.label_counts()[0]
     top = int(counts.argmax())
-    assert rows[0].labels.startswith(f"{top} {counts[top]}, ")
+    assert rows[0].labels.startswith(f"{top}: {counts[top]}, ")
     assert "more" not in label_table(fleet, top=10)[0].labels
