@@ -50,7 +50,8 @@ HOW = """\
   each, batch 32, one epoch of SGD, two cores. Ours is the pool engine with encoding, byte counts and a checkpoint every
   round. The bare loop is plain PyTorch in two processes that do the same steps and nothing else; the two take turns
   round by round. Flower's simulator ([flower_baseline.py](../benchmarks/flower_baseline.py)) does the same rounds with
-  two Ray actors of one core each, model and data kept in the actors. Medians over rounds, without the first.
+  two Ray actors of one core each, model and data kept in the actors, and answers looked for every 10 ms instead of the
+  default 100. Medians over rounds, without the first.
 """
 
 
@@ -163,8 +164,8 @@ Written by `make bench` on {datetime.now(UTC):%Y-%m-%d}; do not edit by hand.
 
 Measured on: {machine()}.
 
-Ratios are what counts: both sides of one are measured on the same machine, while seconds and bytes per second are this
-machine's own.
+Ratios are what counts: both sides of one are measured on the same machine, while seconds are this machine's own. Other
+work on the machine meanwhile blurs the throughput figures, least those that are measured in turns.
 
 ## How each is measured
 

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from common import Figure, main
 from torch import Tensor
 
+from common import Figure, main
 from sparsona.core.wire import Bits, Message, decode, encode, mask_nbytes
 
 RESNET18 = 11_220_132  # parameters, for 100 classes
