@@ -32,7 +32,7 @@ class Figure:
 
 
 def main(figures: Callable[[], Iterator[Figure]]) -> None:
-    """Print every figure as soon as it is measured, with --json as one list at the end; exit 1 where one falls short."""
+    """Print every figure as soon as it is measured, or with --json all at the end; exit 1 where one falls short."""
     done = []
     for figure in figures():
         done.append(figure)

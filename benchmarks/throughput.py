@@ -1,4 +1,4 @@
-"""Speed of whole rounds, as ratios measured side by side: ``SPARSONA_DATA=DIR python benchmarks/throughput.py [--json]``.
+"""Speed of whole rounds, as ratios: ``SPARSONA_DATA=DIR python benchmarks/throughput.py [--json]``.
 
 100 clients, 10 per round, 600 Fashion-MNIST samples each, batch 32, one epoch, two cores. Ours: the pool engine with
 real encoding, byte counts and a checkpoint every round. Bare: plain PyTorch in two single-threaded processes that do

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -27,7 +28,7 @@ from sparsona.config import load
 from sparsona.results import Run
 from sparsona.runner import resume, run
 out = Path(sys.argv[1])
-if (out / "run.json").exists():
+if (out / "recipe.toml").exists():
     resume(out)
 else:
     run(next(iter(load(sys.argv[2]).values())), out)
@@ -39,7 +40,7 @@ FORK = (
     + """
 import os, traceback
 def go(out, toml):
-    if (out / "run.json").exists():
+    if (out / "recipe.toml").exists():
         resume(out)
     else:
         run(next(iter(load(toml).values())), out)
@@ -246,6 +247,63 @@ def test_killed_while_finishing(tmp_path, monkeypatch):
     assert not Run(tmp_path / "killed").finished
     resume(tmp_path / "killed", listen=lambda s: pytest.fail("no round was left to do"))
     assert files(tmp_path / "killed", LEAVE) == files(tmp_path / "whole", LEAVE)
+
+
+def test_killed_between_the_summary_and_the_end(tmp_path, monkeypatch):
+    import sparsona.runner as runner
+
+    r = recipe("ditto", rounds=2)
+    run(r, tmp_path / "whole")
+    monkeypatch.setattr(runner, "_forget_state", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        run(r, tmp_path / "killed")
+    monkeypatch.undo()
+    assert (tmp_path / "killed" / "state.sqlite").exists()
+    resume(tmp_path / "killed")
+    assert files(tmp_path / "killed", LEAVE) == files(tmp_path / "whole", LEAVE)
+
+
+def test_sums_do_not_depend_on_who_came_first(tmp_path):
+    """Losses of very different size make the order of a sum visible; a resumed run must add up alike."""
+    r = recipe("local", rounds=8, method={"lr": 30.0}, data={"clients": 12, "sample_share": 1.0})
+    run(r, tmp_path / "whole")
+
+    def stop(step):
+        if step.round == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(r, tmp_path / "stopped", listen=stop)
+    resume(tmp_path / "stopped")
+    assert files(tmp_path / "stopped", LEAVE) == files(tmp_path / "whole", LEAVE)
+
+
+def test_a_change_of_versions_is_told(tmp_path):
+    r = recipe("local", rounds=4)
+
+    def stop(step):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(r, tmp_path / "run", listen=stop)
+    about = tmp_path / "run" / "run.json"
+    about.write_text(re.sub(r'"torch": "[^"]*"', '"torch": "1.0"', about.read_text()))
+    with pytest.warns(UserWarning, match="began differently: torch was 1.0, is "):
+        resume(tmp_path / "run")
+
+
+def test_state_that_is_missing_is_told(tmp_path):
+    def stop(step):
+        if step.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe("local", rounds=4), tmp_path / "run", listen=stop)
+    (tmp_path / "run" / "state.sqlite").unlink()
+    (tmp_path / "run" / "state.sqlite-wal").unlink(missing_ok=True)
+    with pytest.raises(RunError, match=r"state\.sqlite is missing"):
+        resume(tmp_path / "run")
+    assert len((tmp_path / "run" / "rounds.jsonl").read_bytes().splitlines()) == 3
 
 
 def test_full_disk_in_a_run_keeps_the_last_checkpoint(tmp_path):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import os
 import shlex
 import signal
 import sys
 import time
 import typing
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +32,7 @@ from sparsona.config import (
     allowed,
     check,
     load,
+    named,
     nearest,
     read,
     recipe_names,
@@ -148,7 +151,10 @@ def compare(
         for r in runs:
             if r.summary["accuracy"] is None:
                 raise RunError(f"{r.path}: no client was ever tested in this run, so there is nothing to compare")
-        table = report.compare(runs, folder, target=target)
+        try:
+            table = report.compare(runs, folder, target=target)
+        except (KeyError, TypeError, IndexError) as error:
+            raise RunError(f"one of these run folders is damaged: {type(error).__name__} {error}") from error
         if as_json:
             _print({"runs": table.json(), "notes": table.notes, "folder": str(folder)})
             return
@@ -243,6 +249,7 @@ def main() -> None:
     here = str(Path.cwd())
     if here not in sys.path:  # for --model; last, so that no file here can hide a module that we need
         sys.path.append(here)
+    warnings.showwarning = lambda message, *_: err.print(f"warning: {message}", style="yellow", markup=False)
     app()
 
 
@@ -264,6 +271,8 @@ def _errors(as_json: bool) -> Iterator[None]:
     except ValueError as error:  # RecipeError, RunError, DataError and what the parts say of their arguments
         _fail(f"{error}{_hint() if _began else ''}", 1 if _began else 2, as_json)
     except (ClientFailed, WorkerDied, StoreError) as error:
+        if isinstance(error, ClientFailed) and os.environ.get("SPARSONA_DEBUG"):
+            err.print(error.trace, markup=False, highlight=False)
         _fail(f"{error}{_hint()}", 1, as_json)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
@@ -315,7 +324,10 @@ def _plan(folder: Path) -> dict[str, Recipe]:
     """The runs that a folder of several was made for."""
     file = folder / "plan.json"
     try:
-        return {str(name): check(raw) for name, raw in json.loads(file.read_text(encoding="utf-8")).items()}
+        plan = {str(name): check(raw) for name, raw in json.loads(file.read_text(encoding="utf-8")).items()}
+        for name in plan:
+            named("its run", name)  # each is a folder beside it, and nowhere else
+        return plan
     except (ValueError, AttributeError) as error:
         raise RunError(f"{file} is damaged: {error}") from error
 

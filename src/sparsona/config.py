@@ -146,7 +146,7 @@ def load(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
     for variant, table in variants.items():
         if not isinstance(table, dict):
             raise RecipeError(f"variants.{variant} = {_shown(table)}: must be a table of what differs")
-        _named(f"variants.{variant}", variant)
+        named(f"variants.{variant}", variant)
         own = [(keys[2:], value) for keys, value in changes if keys[:2] == ["variants", variant]]
         try:
             plan[variant] = check(_patched(_merge(raw, table), [*common, *own]))
@@ -176,12 +176,15 @@ def check(raw: Mapping[str, Any]) -> Recipe:
     if missing:
         raise RecipeError(f"{missing[0]} is missing")
     recipe = Recipe(**built)
-    _named("name", recipe.name)
+    named("name", recipe.name)
     model = recipe.model.name
     if ":" not in model and model not in MODELS:
         raise RecipeError(
             f"model.name = {_shown(model)}: unknown, and not your own package.module:Class{nearest(model, MODELS)}"
         )
+    if recipe.data.partition_file:  # so that a run can be resumed from any folder
+        file = str(Path(recipe.data.partition_file).resolve())
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, partition_file=file))
     if recipe.fleet.per_round is not None and recipe.fleet.per_round > recipe.data.clients:
         raise RecipeError(
             f"fleet.per_round = {recipe.fleet.per_round}: must be at most data.clients = {recipe.data.clients}"
@@ -276,7 +279,7 @@ def _without_none(table: dict[str, Any]) -> dict[str, Any]:
     return {k: _without_none(v) if isinstance(v, dict) else v for k, v in table.items() if v is not None}
 
 
-def _named(where: str, name: str) -> None:
+def named(where: str, name: str) -> None:
     """Names become folders: they must not lead elsewhere, nor to where something else is kept."""
     if not name.strip() or len(name) > 100 or name[0] == "." or re.search(r"[/\\:\x00-\x1f\x7f]", name):
         raise RecipeError(

@@ -12,6 +12,7 @@ def metrics(scores: Mapping[int, Score]) -> dict[str, float]:
 
     The bottom decile is the accuracy of the floor(n/10)-th worst of n clients, at least the first.
     """
+    scores = dict(sorted(scores.items()))  # sums of floats depend on their order, which must not be that of arrival
     each = sorted(s.correct / s.samples for s in scores.values() if s.samples)
     samples = sum(s.samples for s in scores.values())
     if not each:

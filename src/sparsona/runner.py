@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import platform
 import time
+import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -31,7 +33,7 @@ from sparsona.engines.values import dumps, loads, types_of
 from sparsona.evaluate import metrics
 from sparsona.method import Server, StarMethod
 from sparsona.models import build as build_model
-from sparsona.results import Journal, Run, summarise, write
+from sparsona.results import Journal, Run, RunError, summarise, write
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ def prepare(recipe: Recipe, data_dir: Path | None = None) -> tuple[Device, Fleet
     """The device side of a recipe: data, model and method, the same in every process."""
     fleet = build(recipe.data, recipe.seed, data_dir)
     with Rng(recipe.seed, "init").everywhere():
-        model = build_model(recipe.model.name, fleet.dataset.classes, fleet.dataset.shape)
+        data = fleet.dataset
+        model = build_model(recipe.model.name, data.classes, data.shape, data.vocabulary or None)
     task, theta0 = Task.of(model, fleet.local(0).train.at(torch.tensor([0]))[0])
     device = Device(
         recipe.method, task, theta0, fleet.local, fleet.test, recipe.seed, recipe.rounds, recipe.evaluate.batch
@@ -64,6 +67,12 @@ def worker_device(recipe: dict[str, Any], data_dir: str | None) -> Device:
     return prepare(check(recipe), None if data_dir is None else Path(data_dir))[0]
 
 
+@overload
+def run(
+    recipe: Recipe, out: None = None, *, data_dir: Path | None = None, listen: Listener | None = None
+) -> dict[str, Any]: ...
+@overload
+def run(recipe: Recipe, out: str | Path, *, data_dir: Path | None = None, listen: Listener | None = None) -> Run: ...
 def run(
     recipe: Recipe, out: str | Path | None = None, *, data_dir: Path | None = None, listen: Listener | None = None
 ) -> Run | dict[str, Any]:
@@ -79,10 +88,26 @@ def run(
 def resume(out: str | Path, *, data_dir: Path | None = None, listen: Listener | None = None) -> Run:
     """Go on with an interrupted run from its last checkpoint; a finished one is left as it is."""
     folder = Run.open(Path(out))
-    if not folder.finished:
-        with _engine(folder.recipe, data_dir) as (engine, device, fleet):
-            _Loop(folder.recipe, engine, device, fleet, folder, listen).go()
+    if folder.finished:
+        _forget_state(folder.path)  # it may have been killed just before
+        return folder
+    with _engine(folder.recipe, data_dir) as (engine, device, fleet):
+        _warn_of_changes(folder, about(folder.recipe, device, fleet))
+        _Loop(folder.recipe, engine, device, fleet, folder, listen).go()
     return Run.open(Path(out))
+
+
+def _forget_state(path: Path) -> None:
+    for name in ("state.sqlite", "state.sqlite-wal", "state.sqlite-shm"):
+        (path / name).unlink(missing_ok=True)
+
+
+def _warn_of_changes(folder: Run, now: dict[str, Any]) -> None:
+    """Say what is not as it was when the run began, for then its end cannot be promised to the bit."""
+    then = json.loads((folder.path / "run.json").read_text())
+    changed = [f"{key} was {then.get(key)}, is {value}" for key, value in now.items() if then.get(key) != value]
+    if changed:
+        warnings.warn(f"{folder.path} began differently: {'; '.join(changed)}", stacklevel=3)
 
 
 def about(recipe: Recipe, device: Device, fleet: Fleet) -> dict[str, Any]:
@@ -97,6 +122,9 @@ def about(recipe: Recipe, device: Device, fleet: Fleet) -> dict[str, Any]:
         "clients": fleet.clients,
         "parameters": device.task.layout.params,
         "forward_flops": device.task.layout.flops(),
+        "not_in_flops": device.task.layout.uncounted,
+        "train_samples": int(fleet.train_sizes.sum()),
+        "data_checksum": zlib.crc32(fleet.dataset.y.numpy().tobytes()),
     }
 
 
@@ -137,6 +165,7 @@ class _Loop:
     listen: Listener | None
     rows: list[dict[str, Any]] = field(default_factory=list)
     latest: dict[int, Score] = field(default_factory=dict)  # each client's score after its last local training
+    journals: dict[str, Journal] = field(default_factory=dict)
 
     def go(self) -> dict[str, Any]:
         """Run to the end and give the summary."""
@@ -165,15 +194,19 @@ class _Loop:
     def _restore(self, store: Store) -> tuple[Server, int]:
         """Go back to the last checkpoint, or to the start."""
         checkpoint = store.checkpoint()
-        sizes = {} if checkpoint is None else checkpoint.progress["sizes"]
-        self.journals: dict[str, Journal] = {}
         if self.folder is not None:
-            for name in ("rounds", "clients", "timing"):
+            rounds = self.folder.path / "rounds.jsonl"
+            known = rounds.read_bytes().count(b"\n") if rounds.exists() else 0
+            if checkpoint is None and known > self.recipe.engine.checkpoint_every:
+                raise RunError(f"{self.folder.path} has rounds but no state: state.sqlite is missing, it cannot go on")
+            sizes = {} if checkpoint is None else checkpoint.progress["sizes"]
+            for name in ("rounds", "clients"):
                 self.journals[name] = Journal(self.folder.path / f"{name}.jsonl", sizes.get(name, 0))
+            self.journals["timing"] = Journal(self.folder.path / "timing.jsonl")  # what was spent stays spent
         if checkpoint is None:
             return self.method.start(self.fleet.clients, self.device.ctx(0, "start")), 0
         if self.folder is not None:
-            self.rows = self.folder.rounds
+            self.rows = list(self.folder.rows("rounds"))
         self.latest = {int(k): Score(*s) for k, s in checkpoint.progress["latest"].items()}
         return loads(checkpoint.server, types_of(self.method)), checkpoint.rounds_done
 
@@ -239,7 +272,7 @@ class _Loop:
     def _progress(self) -> dict[str, Any]:
         """What a checkpoint holds besides the clients and the server."""
         return {
-            "sizes": {name: journal.size for name, journal in self.journals.items()},
+            "sizes": {name: journal.size for name, journal in self.journals.items() if name != "timing"},
             "latest": {str(k): [s.correct, s.samples, s.loss] for k, s in sorted(self.latest.items())},
         }
 
@@ -262,8 +295,7 @@ class _Loop:
             run_figures(self.folder)
         write(path / "summary.json", json.dumps(summary, indent=1) + "\n")
         store.close()
-        for name in ("state.sqlite", "state.sqlite-wal", "state.sqlite-shm"):
-            (path / name).unlink(missing_ok=True)
+        _forget_state(path)
         return summary
 
     def _models(self, store: Store, server: Server, path: Path) -> None:

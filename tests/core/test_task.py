@@ -227,6 +227,8 @@ def test_single_logit_is_binary():
     logits = torch.tensor([[2.0], [-1.0], [0.5]])
     y = torch.tensor([1, 0, 0])
     assert correct(logits, y) == 2
+    assert correct(torch.full((3, 1), torch.nan), torch.tensor([0, 0, 1])) == 0
+    assert correct(torch.tensor([[torch.nan, 1.0], [2.0, 1.0]]), torch.tensor([0, 0])) == 1
     want = -(torch.sigmoid(torch.tensor(2.0)).log() + torch.sigmoid(torch.tensor(1.0)).log())
     want = want - (1 - torch.sigmoid(torch.tensor(0.5))).log()
     torch.testing.assert_close(loss(logits, y, reduction="sum"), want)
@@ -258,3 +260,84 @@ def test_pictures_are_normalised_channels_last():
     assert got.shape == (1, 2, 2, 1)
     torch.testing.assert_close(got[0, :, :, 0], torch.tensor([[0.0, 0.2], [1.0, -0.2]]))
     assert got.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("dims", [{}, {"norm": True}])
+def test_gates_of_ones_change_no_bit(dims):
+    """Methods that mask nothing must equal those without masks, so both ways through a step give the same bits."""
+    task, theta0, _ = make(**dims)
+    plain = sgd(task, theta0, batches(), lr=0.1 * 0.998**7)
+    ones = torch.ones(task.layout.dim, dtype=torch.bool)
+    assert torch.equal(sgd(task, theta0, batches(), lr=0.1 * 0.998**7, mask=ones), plain)
+    assert torch.equal(sgd(task, theta0, batches(), lr=0.1 * 0.998**7, move=ones), plain)
+    assert torch.equal(sgd(task, theta0, batches(), lr=0.1 * 0.998**7, anchor=theta0, pull=0.0), plain)
+
+
+class Stranger(nn.Module):
+    """All that a user's module may hold: tied, frozen and functional things, buffers that are replaced."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(50, 50)
+        self.second = nn.Linear(50, 50, bias=False)
+        self.second.weight = self.first.weight  # tied
+        self.frozen = nn.Linear(50, 50)
+        self.frozen.requires_grad_(False)
+        self.head = nn.Linear(50, 3)
+        self.register_buffer("seen", torch.zeros(50))
+        self.register_buffer("scale", torch.ones(50), persistent=False)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        if self.training:
+            self.seen = 0.9 * self.seen + 0.1 * x.mean(0)  # replaced, not written into
+        x = F.dropout(self.first(x * self.scale) + self.seen, 0.5, self.training)
+        return self.head(F.relu(self.frozen(self.second(x))))
+
+
+def test_a_strangers_module_works_and_leaks_nothing():
+    torch.manual_seed(0)
+    model = Stranger()
+    frozen = model.frozen.weight.detach().clone()
+    task, theta0 = Task.of(model, torch.zeros(1, 2, 5, 5))
+    first = sgd(task, theta0, batches(), lr=0.1, weight_decay=0.1)
+    torch.manual_seed(123)
+    sgd(task, theta0, samples().epochs(Rng(99), 3, 4), lr=0.1)  # somebody else in between
+    assert torch.equal(sgd(task, theta0, batches(), lr=0.1, weight_decay=0.1), first)
+    named = task.layout.unflatten(first)
+    assert torch.equal(named["frozen.weight"], frozen)
+    assert named["seen"].abs().sum() > 0
+    assert not torch.equal(named["first.weight"], task.layout.unflatten(theta0)["first.weight"])
+
+
+def test_operations_of_shared_and_transposed_layers():
+    task, _ = Task.of(Stranger(), torch.zeros(1, 2, 5, 5))
+    # the tied weight works twice, what is frozen works as well, then the head
+    assert task.layout.flops() == 2 * (2 * 2500) + 50 + (2 * 2500 + 50) + (2 * 150 + 3)
+    up = nn.Sequential(nn.ConvTranspose2d(2, 3, 2, stride=2), nn.Flatten(), nn.Linear(300, 2))
+    layout = Task.of(up, torch.zeros(1, 2, 5, 5))[0].layout
+    # 2*3*2*2 weights meet each of 25 inputs; 3 biases at 100 outputs; then 600 weights and 2 biases
+    assert layout.flops() == 2 * 24 * 25 + 3 * 100 + 2 * 600 + 2
+    assert layout.uncounted == []
+
+
+def test_layers_whose_operations_are_unknown_are_named():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(10, 4)
+            self.lstm = nn.LSTM(4, 5, batch_first=True)
+            self.head = nn.Linear(5, 2)
+
+        def forward(self, x):
+            return self.head(self.lstm(self.embed(x))[0][:, -1])
+
+    layout = Task.of(Recurrent(), torch.zeros(1, 7, dtype=torch.long))[0].layout
+    assert layout.uncounted == ["lstm.weight_ih_l0", "lstm.weight_hh_l0"]
+
+
+def test_buffers_that_cannot_travel_are_refused():
+    model = nn.Linear(4, 2)
+    model.register_buffer("wide", torch.zeros(3, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"buffer wide is torch\.float64"):
+        Task.of(model, torch.zeros(1, 4))

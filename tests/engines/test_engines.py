@@ -71,20 +71,48 @@ def test_dropout_and_batch_norm_are_repeatable_too(tmp_path, monkeypatch):
     assert files(tmp_path / "a") == files(tmp_path / "b")
 
 
-def test_a_worker_that_dies_is_named_with_its_client(tmp_path):
+SLOW = """
+import time
+from dataclasses import dataclass
+from sparsona.methods.fedavg import FedAvg
+
+@dataclass(frozen=True, kw_only=True)
+class Broken(FedAvg):
+    def local(self, client, inbox, data, ctx):
+        if ctx.t == 1:
+            time.sleep(60)
+        return super().local(client, inbox, data, ctx)
+"""
+
+
+def test_a_worker_that_dies_is_named_with_its_client(tmp_path, monkeypatch):
     before = children()
     victim: list[int] = []
+    use_broken(SLOW, tmp_path, monkeypatch)
 
     def strike(step):
-        if step.round == 1:
-            victim[:] = children() - before
-            threading.Timer(0.0, os.kill, (victim[0], signal.SIGKILL)).start()
-            time.sleep(0.2)
+        victim[:] = children() - before
+        threading.Timer(1.0, os.kill, (victim[0], signal.SIGKILL)).start()  # by then it sleeps in round 2
 
-    with pytest.raises(WorkerDied, match=r"worker \d was killed by SIGKILL while client \d+ ran in round 2 \(local\)"):
-        run(recipe("fedavg", rounds=50, engine="pool"), tmp_path / "run", listen=strike)
+    r = recipe("broken", rounds=5, engine="pool", workers=1)
+    first = run(recipe("fedavg", rounds=2), tmp_path / "same").rounds[1]["participants"][0]
+    told = rf"worker 0 was killed by SIGKILL while client {first} ran in round 2 \(local\)"
+    with pytest.raises(WorkerDied, match=told):
+        run(r, tmp_path / "run", listen=strike)
     assert victim
     assert children() <= before  # nobody is left behind
+
+
+def test_a_worker_that_dies_idle_is_told_before_its_client(tmp_path):
+    before = children()
+
+    def strike(step):
+        for pid in children() - before:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.2)
+
+    with pytest.raises(WorkerDied, match=r"was killed by SIGKILL (before|while) client \d (began|ran) in round 2"):
+        run(recipe("fedavg", rounds=5, engine="pool"), tmp_path / "run", listen=strike)
 
 
 def children() -> set[int]:
@@ -122,24 +150,32 @@ def broken_device(path: str, tables: dict) -> object:
     return worker_device(tables, None)
 
 
-@pytest.mark.parametrize("engine", ["local", "pool"])
-def test_a_method_that_raises_is_named_with_its_client(engine, tmp_path, monkeypatch):
-    (tmp_path / "broken.py").write_text(BROKEN)
-    monkeypatch.syspath_prepend(tmp_path)
+def use_broken(code: str, path: Path, monkeypatch) -> None:
+    """Register a method that lives in a file of its own, here and in the workers of any pool."""
+    (path / "broken.py").write_text(code)
+    monkeypatch.syspath_prepend(path)
     monkeypatch.syspath_prepend(Path(__file__).parent.parent)
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
     import broken
 
     monkeypatch.setitem(METHODS, "broken", broken.Broken)
-    if engine == "pool":
-        original = Pool.__init__
+    original = Pool.__init__
 
-        def start(self, workers, build, arguments):
-            given = {"path": str(tmp_path), "tables": arguments["recipe"]}
-            original(self, workers, "engines.test_engines:broken_device", given)
+    def start(self, workers, build, arguments):
+        given = {"path": str(path), "tables": arguments["recipe"]}
+        original(self, workers, "engines.test_engines:broken_device", given)
 
-        monkeypatch.setattr(Pool, "__init__", start)
-    with pytest.raises(ClientFailed, match=r"client \d failed in round 2 \(local\): ZeroDivisionError: on purpose"):
+    monkeypatch.setattr(Pool, "__init__", start)
+
+
+@pytest.mark.parametrize("engine", ["local", "pool"])
+def test_a_method_that_raises_is_named_with_its_client(engine, tmp_path, monkeypatch):
+    use_broken(BROKEN, tmp_path, monkeypatch)
+    with pytest.raises(
+        ClientFailed, match=r"client \d failed in round 2 \(local\): ZeroDivisionError: on purpose$"
+    ) as told:
         run(recipe("broken", engine=engine), tmp_path / "run")
+    assert "in local" in told.value.trace
 
 
 def test_a_worker_that_cannot_start_says_why():
@@ -153,6 +189,13 @@ def test_clients_that_diverge_are_left_out_and_named(tmp_path):
     assert all(row["left_out"] == row["participants"] for row in done.rounds)
     assert done.summary["left_out"] == 9
     assert done.summary["before"]["loss"] > 0  # the shared model is still the initial one, without a NaN
+
+
+@pytest.mark.parametrize(("method", "how"), [("local", {"lr": 1e30}), ("ditto", {"pull": 1e30, "personal_epochs": 3})])
+def test_personal_models_that_diverge_are_left_out_too(method, how, tmp_path):
+    done = run(recipe(method, method=how), tmp_path / "run")
+    assert all(row["left_out"] == row["participants"] for row in done.rounds)
+    assert not list((tmp_path / "run" / "state").glob("client-*"))  # nobody keeps a broken model
 
 
 def test_results_come_in_the_order_of_jobs_with_bounded_look_ahead():

@@ -17,6 +17,7 @@ Kind = Literal["weight", "bias", "norm", "buffer"]
 
 _NO_HEAD = "<none>"  # no module has this name
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
@@ -31,6 +32,7 @@ class Slot:
     offset: int
     uses: int  # output positions per sample at which an entry takes part; 0 for norms, embeddings and buffers
     head: bool = False
+    lookup: bool = False  # a table that is looked up, not multiplied
 
     @property
     def size(self) -> int:
@@ -113,18 +115,26 @@ class Layout:
         Biases are counted whole whatever the mask says, which is the convention behind the papers' printed columns.
         """
         kept = self.sizes if mask is None else self.counts(mask)
-        weights = sum(2 * s.uses * n for s, n in zip(self.slots, kept, strict=True) if s.kind == "weight")
-        return weights + sum(s.uses * s.size for s in self.slots if s.kind == "bias")
+        pairs = list(zip(self.slots, kept, strict=True))
+        weights = sum(2 * s.uses * n for s, n in pairs if len(s.shape) > 1)
+        return weights + sum(s.uses * s.size for s, _ in pairs if len(s.shape) == 1)
+
+    @property
+    def uncounted(self) -> list[str]:
+        """Weights whose operations are not known, because no linear or convolution layer was seen to use them."""
+        return [s.name for s in self.slots if s.kind == "weight" and not s.uses and len(s.shape) > 1 and not s.lookup]
 
     @staticmethod
     def of(model: nn.Module, example: Tensor) -> Layout:
         """Describe a model; ``example`` is a batch of inputs that one forward pass is measured with."""
         uses = _uses(model, example)
         head = _head(model)
+        tables = {n for n, m in model.named_modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))}
         slots: list[Slot] = []
         offset = 0
         for name, tensor, kind, owner in _tensors(model):
-            slot = Slot(name, tuple(tensor.shape), kind, owner, offset, uses.get(name, 0), owner == head)
+            times = uses.get(id(tensor), 0)
+            slot = Slot(name, tuple(tensor.shape), kind, owner, offset, times, owner == head, owner in tables)
             slots.append(slot)
             offset += slot.size
         if not any(s.kind != "buffer" for s in slots):
@@ -135,6 +145,8 @@ class Layout:
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, Kind, str]]:
     modules = dict(model.named_modules())
     for name, p in model.named_parameters():
+        if not p.requires_grad:
+            continue
         owner, _, leaf = name.rpartition(".")
         if p.dtype != torch.float32:
             raise ValueError(f"parameter {name} is {p.dtype}; only torch.float32 models are supported")
@@ -144,9 +156,14 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, Kind, str]]:
         elif leaf == "weight":
             kind = "weight"
         yield name, p, kind, owner
+    for name, p in model.named_parameters():
+        if not p.requires_grad:  # frozen: part of the model, but not trained
+            yield name, p, "buffer", name.rpartition(".")[0]
     for name, b in model.named_buffers():
         if b.dtype == torch.float32:
             yield name, b, "buffer", name.rpartition(".")[0]
+        elif b.is_floating_point():
+            raise ValueError(f"buffer {name} is {b.dtype}; only torch.float32 is supported")
 
 
 def _head(model: nn.Module) -> str:
@@ -158,25 +175,28 @@ def _head(model: nn.Module) -> str:
     return linears[-1] if linears else _NO_HEAD
 
 
-def _uses(model: nn.Module, example: Tensor) -> dict[str, int]:
-    """Output positions per sample of every convolution and linear layer, by running the model once."""
-    uses: dict[str, int] = {}
+def _uses(model: nn.Module, example: Tensor) -> dict[int, int]:
+    """How often a sample uses an entry of each tensor, by running the model once; tensors may serve several layers."""
+    uses: dict[int, int] = {}
     hooks = []
 
-    def watch(name: str, channels: int) -> None:
-        def hook(module: nn.Module, args: object, out: Tensor) -> None:
-            positions = out.numel() // (len(example) * channels)
-            for leaf, _ in module.named_parameters(recurse=False):
-                key = f"{name}.{leaf}" if name else leaf
-                uses[key] = uses.get(key, 0) + positions
+    def watch(module: nn.Module, outputs: int, inputs: int | None = None) -> None:
+        def hook(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+            positions = out.numel() // (len(example) * outputs)
+            for leaf, p in module.named_parameters(recurse=False):
+                spread = inputs is not None and leaf == "weight"  # a transposed convolution's weights meet each input
+                there = args[0].numel() // (len(example) * inputs) if spread and inputs else positions
+                uses[id(p)] = uses.get(id(p), 0) + there
 
-        hooks.append(model.get_submodule(name).register_forward_hook(hook))
+        hooks.append(module.register_forward_hook(hook))
 
-    for name, module in model.named_modules():
+    for module in model.modules():
         if isinstance(module, _CONVS):
-            watch(name, module.out_channels)
+            watch(module, module.out_channels)
+        elif isinstance(module, _TRANSPOSED):
+            watch(module, module.out_channels, module.in_channels)
         elif isinstance(module, nn.Linear):
-            watch(name, module.out_features)
+            watch(module, module.out_features)
     training = model.training
     try:
         model.eval()  # so that looking does not move running statistics

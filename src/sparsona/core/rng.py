@@ -63,7 +63,7 @@ class Rng:
 
     @contextmanager
     def everywhere(self) -> Iterator[None]:
-        """Within the block PyTorch's global generator is keyed: for layers that draw by themselves, and to initialise."""
+        """Within the block PyTorch's global generator is keyed: for layers that draw themselves, and to initialise."""
         state = torch.get_rng_state()
         torch.manual_seed(self.seed)
         try:

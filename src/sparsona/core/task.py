@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
@@ -10,10 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsona.core.layout import Layout, Mask, Vector
-from sparsona.core.rng import Rng
 from sparsona.core.samples import Batch, Batches
-
-_DRAWS = (nn.modules.dropout._DropoutNd,)
 
 
 class Task:
@@ -29,15 +25,14 @@ class Task:
         self.flops = 0
         self.flat = torch.zeros(layout.dim)
         self.grads = torch.zeros(layout.params)
-        self.weights = _bind(model, layout, self.flat)
+        self.weights, self._buffers = _bind(model, layout, self.flat)
         self._grad_views = [s.view(self.grads[s.where]) for s in layout.slots if s.kind != "buffer"]
-        self.draws = any(isinstance(m, _DRAWS) and m.p > 0 for m in model.modules())
 
     @staticmethod
     def of(model: nn.Module, example: Tensor) -> tuple[Task, Vector]:
         """A task and the model's initial vector."""
         layout = Layout.of(model, example)
-        theta0 = layout.flatten(dict(model.state_dict()))
+        theta0 = layout.flatten({**dict(model.named_buffers()), **dict(model.named_parameters())})
         return Task(model, layout), theta0
 
     def logits(self, theta: Vector, x: Tensor) -> Tensor:
@@ -63,6 +58,14 @@ class Task:
             raise ValueError(f"a vector of length {theta.numel()} does not fit a model of {self.layout.dim} entries")
         self.flat.copy_(theta)
 
+    def settle(self) -> None:
+        """Take in buffers that the model replaced instead of writing into them."""
+        for module, leaf, view in self._buffers:
+            found = module._buffers[leaf]
+            if found is not view and found is not None:
+                view.copy_(found)
+                module._buffers[leaf] = view
+
     def gradients(self, batch: Batch) -> list[Tensor]:
         """The gradient of the loss at the loaded vector, tensor by tensor, fresh from the backward pass."""
         x, y = batch
@@ -83,9 +86,9 @@ def loss(logits: Tensor, y: Tensor, *, reduction: Literal["mean", "sum"] = "mean
 
 
 def correct(logits: Tensor, y: Tensor) -> int:
-    """How many samples are classified rightly."""
+    """How many samples are classified rightly; NaN is never right."""
     guess = (logits[:, 0] > 0).to(y.dtype) if logits.shape[1] == 1 else logits.argmax(1)
-    return int((guess == y).sum())
+    return int(((guess == y) & ~logits.isnan().any(1)).sum())
 
 
 def sgd(
@@ -121,7 +124,7 @@ def sgd(
     plain = gate is None and goal is None and clip is None and not weight_decay and velocity is None
     cost = 3 * task.layout.flops(mask)
     task.model.train()
-    with _keyed(task, batches.rng):
+    with batches.rng("layers").everywhere():  # dropout and the like draw from the global generator
         for batch in batches:
             gradients = task.gradients(batch)
             task.flops += cost * len(batch[1])
@@ -144,6 +147,7 @@ def sgd(
             if goal is not None and pull_as == "step":
                 away = w - goal if gate is None else (w - goal).mul_(gate)
                 w.sub_(away, alpha=lr * pull)
+    task.settle()
     if buffers is not None and move is not None:
         task.flat[n:] = torch.where(move[n:], task.flat[n:], buffers)
     return task.flat.clone()
@@ -158,12 +162,8 @@ def _gate(mask: Mask | None, move: Mask | None, n: int) -> Tensor | None:
     return None if both is None else both[:n].to(torch.float32)
 
 
-def _keyed(task: Task, rng: Rng) -> AbstractContextManager[None]:
-    return rng("layers").everywhere() if task.draws else nullcontext()
-
-
-def _bind(model: nn.Module, layout: Layout, flat: Tensor) -> list[Tensor]:
-    """Make the model's parameters and buffers views of the flat buffer; the parameters, in its order."""
+def _bind(model: nn.Module, layout: Layout, flat: Tensor) -> tuple[list[Tensor], list[tuple[nn.Module, str, Tensor]]]:
+    """Make the model's parameters and buffers views of the flat buffer; give both, the trained ones in its order."""
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     for module in model.modules():
         if (
@@ -172,13 +172,15 @@ def _bind(model: nn.Module, layout: Layout, flat: Tensor) -> list[Tensor]:
             and module.momentum is None
         ):
             raise ValueError("batch norm with momentum=None counts batches, which would leak from client to client")
+    bound = []
     for slot in layout.slots:
         view = slot.view(flat[slot.where])
-        if slot.kind == "buffer":
+        if slot.name in parameters:
+            view.copy_(parameters[slot.name].data)
+            parameters[slot.name].data = view
+        else:
             view.copy_(buffers[slot.name])
             owner, _, leaf = slot.name.rpartition(".")
             model.get_submodule(owner)._buffers[leaf] = view
-        else:
-            view.copy_(parameters[slot.name].data)
-            parameters[slot.name].data = view
-    return [parameters[slot.name] for slot in layout.slots if slot.kind != "buffer"]
+            bound.append((model.get_submodule(owner), leaf, view))
+    return [parameters[slot.name] for slot in layout.slots if slot.kind != "buffer"], bound

@@ -207,7 +207,7 @@ class Message(Mapping[str, Any]):
     def finite(self) -> bool:
         """Whether no float in it is NaN or infinite."""
         scalars = all(math.isfinite(p) for p in self.values() if isinstance(p, float))
-        return scalars and all(_finite(v) for v in self._floats())
+        return scalars and all(is_finite(v) for v in self._floats())
 
     def _floats(self) -> Iterator[Tensor]:
         for part in self.values():
@@ -489,7 +489,8 @@ class _Reader:
         return torch.from_numpy(raw.view(form).astype(form.newbyteorder("="))).reshape(shape)
 
 
-def _finite(values: Tensor) -> bool:
+def is_finite(values: Tensor) -> bool:
+    """Whether no entry is NaN or infinite."""
     # a finite sum proves it at a fraction of the cost; a sum that is not may be an overflow, so look closer
     return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
 

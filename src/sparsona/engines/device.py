@@ -15,7 +15,7 @@ from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData, Samples
 from sparsona.core.task import Task, correct, loss
 from sparsona.core.training import Ctx
-from sparsona.core.wire import Message, Values
+from sparsona.core.wire import Message, Values, is_finite
 from sparsona.engines.values import dumps, loads, types_of
 from sparsona.method import Client, Inbox, Method, Model, PeerMethod
 
@@ -52,6 +52,7 @@ class Result:
     message: Message | None = None
     score: Score | None = None
     flops: int = 0
+    finite: bool = True  # whether the model that training ended with is free of NaN and Inf
     seconds: float = 0.0  # for the timing log alone: never in results, which repeat to the bit
 
 
@@ -86,14 +87,15 @@ class Device:
                 client, message, model = self.method.local(client, job.inbox, self.local(k), ctx)
                 spent = self.task.flops - flops
                 score = self.score(model, k) if "score" in job.wants else None
-                return Result(k, _kept(client), message, score, spent, time.perf_counter() - began)
+                finite = not isinstance(model, Tensor) or is_finite(model)
+                return Result(k, _kept(client), message, score, spent, finite, time.perf_counter() - began)
             case "evaluate":
                 model = self.method.personal(client, job.inbox, self.local(k), self.ctx(t, "personal", t, k))
                 sent = Message(model=Values(model)) if "model" in job.wants and isinstance(model, Tensor) else None
-                return Result(k, None, sent, self.score(model, k), 0, time.perf_counter() - began)
+                return Result(k, None, sent, self.score(model, k), seconds=time.perf_counter() - began)
             case "post":
                 assert isinstance(self.method, PeerMethod)
-                return Result(k, _kept(client), self.method.post(client), None, 0, time.perf_counter() - began)
+                return Result(k, _kept(client), self.method.post(client), seconds=time.perf_counter() - began)
 
     def score(self, model: Model, k: int) -> Score:
         """The model on client k's test samples."""

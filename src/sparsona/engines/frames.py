@@ -15,6 +15,7 @@ from sparsona.core.wire import Message, Values, decode, encode
 from sparsona.engines.device import Job, Result, Score
 from sparsona.method import Inbox
 
+_MAX = 1 << 40  # both ends are our own processes: models of any size may pass
 IN_FLIGHT = 2  # jobs that a worker holds at a time, and so slots of shared memory in each direction
 
 
@@ -101,7 +102,7 @@ class Channel:
         """A job that was received."""
         client = bytes(blobs[0]) if head["joined"] else None
         if not head["again"]:
-            messages = [decode(b) for b in (blobs[1:] if head["joined"] else blobs)]
+            messages = [decode(b, max_bytes=_MAX) for b in (blobs[1:] if head["joined"] else blobs)]
             self._last = dict(zip(head["senders"], messages, strict=True))
         return Job(head["kind"], head["t"], head["k"], client, self._last, tuple(head["wants"]))
 
@@ -110,6 +111,7 @@ class Channel:
         head = {
             "k": result.k,
             "flops": result.flops,
+            "finite": result.finite,
             "seconds": result.seconds,
             "score": None if result.score is None else asdict(result.score),
             "kept": result.client is not None,
@@ -135,8 +137,9 @@ def read_result(head: dict[str, Any], blobs: Sequence[memoryview]) -> Result:
     return Result(
         head["k"],
         bytes(blobs[0]) if head["kept"] else None,
-        decode(blobs[-1]) if head["spoke"] else None,
+        decode(blobs[-1], max_bytes=_MAX) if head["spoke"] else None,
         None if head["score"] is None else Score(**head["score"]),
         head["flops"],
+        head["finite"],
         head["seconds"],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Iterator
 
 from sparsona.engines.device import Device, Job, Result
@@ -10,8 +11,9 @@ from sparsona.engines.device import Device, Job, Result
 class ClientFailed(RuntimeError):
     """A method's code raised on a device."""
 
-    def __init__(self, job: Job, reason: str) -> None:
+    def __init__(self, job: Job, reason: str, trace: str) -> None:
         super().__init__(f"client {job.k} failed in round {job.t + 1} ({job.kind}): {reason}")
+        self.trace = trace  # where it happened, for whoever mends the method
 
 
 class Local:
@@ -25,8 +27,8 @@ class Local:
         for job in jobs:
             try:
                 yield self.device.handle(job)
-            except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-                raise ClientFailed(job, f"{type(error).__name__}: {error}") from error
+            except Exception as error:  # whatever a method or a model raises
+                raise ClientFailed(job, f"{type(error).__name__}: {error}", traceback.format_exc()) from error
 
     def close(self) -> None:
         """Nothing to leave behind."""

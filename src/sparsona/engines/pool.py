@@ -64,8 +64,8 @@ class Pool:
                     more = False
                     break
                 drawn += 1
+                self._give(worker, job, queues[worker][0][1] if queues[worker] else None)
                 queues[worker].append((place, job))
-                self._give(worker, job)
             while given in ready:
                 yield ready.pop(given)
                 given += 1
@@ -75,7 +75,7 @@ class Pool:
                 place, job = queues[worker][0]
                 head, blobs = self._receive(worker, job)
                 if "error" in head:
-                    raise ClientFailed(job, f"{head['error']}\n{head['trace']}")
+                    raise ClientFailed(job, head["error"], head["trace"])
                 queues[worker].popleft()
                 ready[place] = read_result(head, blobs)
 
@@ -88,11 +88,11 @@ class Pool:
             channel.close()
         self._workers = []
 
-    def _give(self, worker: int, job: Job) -> None:
+    def _give(self, worker: int, job: Job, running: Job | None) -> None:
         try:
             self._workers[worker][1].send_job(job)
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise self._death(worker, job) from error
+            raise self._death(worker, running, f"before client {job.k} began in round {job.t + 1}") from error
 
     def _receive(self, worker: int, job: Job | None) -> tuple[dict[str, Any], list[memoryview]]:
         try:
@@ -100,10 +100,10 @@ class Pool:
         except (EOFError, ConnectionResetError) as error:
             raise self._death(worker, job) from error
 
-    def _death(self, worker: int, job: Job | None) -> WorkerDied:
+    def _death(self, worker: int, job: Job | None, otherwise: str = "while starting") -> WorkerDied:
         code = self._workers[worker][0].wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        what = "while starting" if job is None else f"while client {job.k} ran in round {job.t + 1} ({job.kind})"
+        what = otherwise if job is None else f"while client {job.k} ran in round {job.t + 1} ({job.kind})"
         hint = "; the machine may be out of memory: try fewer workers" if code == -signal.SIGKILL else ""
         self.close()
         return WorkerDied(f"worker {worker} {how} {what}{hint}")

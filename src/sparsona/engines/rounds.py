@@ -97,7 +97,7 @@ def peers(
                 for j in plan.reads[k]:
                     inbox[j] = fresh.get(j, mail[j]) if j in plan.fresh[k] else mail[j]
                     done.costs[k].receives(inbox[j])
-                    done.costs[j].sends(inbox[j])
+                    done.costs.setdefault(j, Cost()).sends(inbox[j])
                 yield Job("local", t, k, store.client(k), inbox, wants)
 
         for result in engine.map(jobs()):
@@ -108,12 +108,12 @@ def peers(
 
 
 def _accept(result: Result, done: Round, store: Store) -> bool:
-    """Take a client's answer into the books; one that holds NaN or Inf is left out and its client stays as it was."""
+    """Take a client's answer into the books; one with NaN or Inf is left out and its client stays as it was."""
     assert result.message is not None
     k, message = result.k, result.message
     done.costs[k].flops += result.flops
     done.seconds += result.seconds
-    if not message.finite():
+    if not (result.finite and message.finite()):
         done.left_out.append(k)
         return False
     if result.client is not None:

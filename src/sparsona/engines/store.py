@@ -88,7 +88,10 @@ class Store:
     def checkpoint(self) -> Checkpoint | None:
         """The last checkpoint."""
         row = self._do("SELECT rounds, server, progress FROM checkpoint").fetchone()
-        return None if row is None else Checkpoint(row[0], row[1], json.loads(row[2]))
+        try:
+            return None if row is None else Checkpoint(row[0], row[1], json.loads(row[2]))
+        except ValueError as error:
+            raise StoreError(f"the checkpoint in {self.path or 'memory'} is damaged: {error}") from error
 
     def close(self) -> None:
         """Leave; what was not committed is forgotten."""

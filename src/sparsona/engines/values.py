@@ -42,7 +42,7 @@ def loads(data: bytes, types: Types) -> Any:
         size = int.from_bytes(data[:8], "little")
         tree = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["tree"])
         return _raise(tree, load(data), types)
-    except (SafetensorError, KeyError, TypeError, ValueError, IndexError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
         raise ValueError(f"not a stored value, or a damaged one: {error}") from error
 
 
@@ -74,7 +74,10 @@ def _raise(tree: Any, tensors: dict[str, Tensor], types: Types) -> Any:
     if "bits" in tree:
         shape = tuple(tree["shape"])
         count = int(np.prod(shape, dtype=np.int64))
-        bits = np.unpackbits(tensors[tree["bits"]].numpy(), count=count)
+        packed = tensors[tree["bits"]].numpy()
+        if count < 0 or len(packed) != (count + 7) // 8:
+            raise ValueError(f"{len(packed)} bytes are no mask of {count} entries")
+        bits = np.unpackbits(packed, count=count)
         return torch.from_numpy(bits.astype(np.bool_)).view(shape)
     if "tuple" in tree:
         return tuple(_raise(v, tensors, types) for v in tree["tuple"])

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from sparsona.core.aggregate import Mean
 from sparsona.core.fields import Count, NonNegative
-from sparsona.core.training import Ctx, Training, train
+from sparsona.core.training import Ctx, train
 from sparsona.core.wire import Message, Values
 from sparsona.method import Inbox, LocalData, Vector
+from sparsona.methods.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
 class Client:
-    personal: Vector | None  # v_k; None: the common initial model
+    theta: Vector | None  # v_k; None: the common initial model
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(Training):
+class Ditto(FedAvg):
     """Two models per client: ``epochs`` passes for the shared one, ``personal_epochs`` for its own."""
 
     personal_epochs: Count = 1
     pull: NonNegative = 0.5  # lambda
     pull_as: Literal["loss", "step"] = "loss"  # a term of the loss, or a step of its own after each step
-    weighting: Literal["samples", "uniform"] = "samples"
-
-    def start(self, fleet: int, ctx: Ctx) -> Vector:
-        return ctx.theta0
-
-    def down(self, server: Vector, k: int) -> Message:
-        return Message(theta=Values(server))
 
     def join(self, k: int, ctx: Ctx) -> Client:
         return Client(None)
@@ -39,7 +31,7 @@ class Ditto(Training):
     def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
         received = inbox["server"]["theta"].values
         shared = train(self, received, data.train, ctx, purpose="shared")
-        personal = train(
+        own = train(
             self,
             self.personal(client, inbox, data, ctx),
             data.train,
@@ -49,13 +41,7 @@ class Ditto(Training):
             pull=self.pull,
             pull_as=self.pull_as,
         )
-        return Client(personal), Message(theta=Values(shared), samples=len(data)), personal
-
-    def merge(self, server: Vector, inbox: Iterable[tuple[int, Message]], ctx: Ctx) -> Vector:
-        mean = Mean(ctx.layout.dim)
-        for _, m in inbox:
-            mean.add(m["theta"].values, m["samples"] if self.weighting == "samples" else 1)
-        return mean.value(otherwise=server)
+        return Client(own), Message(theta=Values(shared), samples=len(data)), own
 
     def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
-        return ctx.theta0 if client.personal is None else client.personal
+        return ctx.theta0 if client.theta is None else client.theta

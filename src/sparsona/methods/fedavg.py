@@ -9,7 +9,7 @@ from typing import Literal
 from sparsona.core.aggregate import Mean
 from sparsona.core.training import Ctx, Training, train
 from sparsona.core.wire import Message, Values
-from sparsona.method import Inbox, LocalData, Vector
+from sparsona.method import Client, Inbox, LocalData, Vector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +24,10 @@ class FedAvg(Training):
     def down(self, server: Vector, k: int) -> Message:
         return Message(theta=Values(server))
 
-    def join(self, k: int, ctx: Ctx) -> None:
+    def join(self, k: int, ctx: Ctx) -> Client:
         return None
 
-    def local(self, client: None, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[None, Message, Vector]:
+    def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
         theta = self.step(inbox["server"]["theta"].values, data, ctx)
         return None, Message(theta=Values(theta), samples=len(data)), theta
 
@@ -41,6 +41,6 @@ class FedAvg(Training):
             mean.add(m["theta"].values, m["samples"] if self.weighting == "samples" else 1)
         return mean.value(otherwise=server)
 
-    def personal(self, client: None, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
+    def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
         theta: Vector = inbox["server"]["theta"].values
         return theta

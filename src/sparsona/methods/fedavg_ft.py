@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sparsona.core.fields import Count
 from sparsona.core.training import Ctx, train
-from sparsona.method import Inbox, LocalData, Vector
+from sparsona.method import Client, Inbox, LocalData, Vector
 from sparsona.methods.fedavg import FedAvg
 
 
@@ -16,6 +16,6 @@ class FedAvgFT(FedAvg):
 
     tune_epochs: Count = 1
 
-    def personal(self, client: None, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
+    def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
         shared = inbox["server"]["theta"].values
         return train(self, shared, data.train, ctx, purpose="tune", epochs=self.tune_epochs)

@@ -65,18 +65,20 @@ MODELS: dict[str, Entry] = {
 }
 
 
-def build(name: str, classes: int, shape: Shape) -> nn.Module:
+def build(name: str, classes: int, shape: Shape, vocabulary: int | None = None) -> nn.Module:
     """A new model for inputs of this shape, checked to give one logit per class.
 
     ``name`` is a key of MODELS, or "package.module:Class" for a module of yours; it is called with the keywords
-    ``classes`` and ``shape`` as far as it takes them. Two classes may share one logit.
+    ``classes`` and ``shape``, and for text ``vocabulary``, as far as it takes them. Two classes may share one logit.
     """
     if classes < 1:
         raise ValueError(f"classes must be at least 1, not {classes}")
     if not shape or min(shape) < 1:
         raise ValueError(f"shape must be one or more sizes of at least 1, such as (3, 32, 32), not {shape}")
     make, hint = _find(name)
-    given = {"classes": classes, "shape": shape}
+    given: dict[str, object] = {"classes": classes, "shape": shape}
+    if vocabulary is not None:
+        given["vocabulary"] = vocabulary
     try:
         takes = inspect.signature(make).parameters
         model = make(**{key: value for key, value in given.items() if key in takes})

@@ -71,9 +71,9 @@ class Perceptron(nn.Module):
 class BagOfWords(nn.Module):
     """The mean embedding over all positions, padding included, and one linear layer; two classes share one logit."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, vocabulary: int = VOCABULARY) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, 16)
+        self.embedding = nn.Embedding(vocabulary, 16)
         self.head = nn.Linear(16, 1 if classes == 2 else classes)
 
     def forward(self, x: Tensor) -> Tensor:
