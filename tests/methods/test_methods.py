@@ -3,6 +3,8 @@
 import torch
 
 from small import recipe
+from sparsona.core.rng import Rng
+from sparsona.core.topology import cohort
 from sparsona.core.training import train
 from sparsona.core.wire import Message, Values
 from sparsona.engines.values import loads, types_of
@@ -96,3 +98,22 @@ def test_local_sends_only_empty_messages():
     total = run(recipe("local"))["total"]
     assert total["paper_up"] == total["paper_down"] == 0
     assert total["up"] == total["down"] == 3 * 3 * Message().nbytes
+
+
+@pytest.mark.parametrize(
+    ("name", "passes", "down", "up"),
+    [("fedavg", 1, 19_263, 19_284), ("fedavg_ft", 1, 19_263, 19_284), ("fedprox", 1, 19_263, 19_284)]
+    + [("ditto", 2, 19_263, 19_284), ("local", 1, 11, 11)],
+)
+def test_costs_to_the_byte_and_to_the_operation(name, passes, down, up):
+    """A dense message of 4,810 values is 7 + 1 + 5 + 5 + 1 + 19,240 + 4 bytes, the number of samples 21 more."""
+    r = recipe(name)
+    _, fleet = prepare(r)
+    total = run(r)["total"]
+    rounds, chosen = 3, 3
+    assert total["down"] == rounds * chosen * down
+    assert total["up"] == rounds * chosen * up
+    assert total["paper_up"] == total["paper_down"] == (0 if name == "local" else rounds * chosen * 4 * 4_810)
+    forward = 2 * (64 * 64 + 64 * 10) + 64 + 10
+    trained = sum(len(fleet.local(k)) for t in range(rounds) for k in cohort(6, chosen, Rng(7, "cohort", t)))
+    assert total["flops"] == passes * trained * 3 * forward
