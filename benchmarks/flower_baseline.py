@@ -1,8 +1,14 @@
-"""Rounds of throughput.py in Flower's simulator: ``SPARSONA_DATA=DIR python benchmarks/flower_baseline.py lenet 6``.
+"""Rounds of throughput.py in Flower's simulator: ``python benchmarks/flower_baseline.py lenet 6 usual``.
 
-Prints one JSON line, {"seconds": [...]}, without the first round; actors load their data before it. Written for speed,
-as far as an app can be: two actors with a core each, model and data kept between messages, pictures ready as floats,
-channels-last weights, answers looked for every 10 ms instead of the default 100, and no evaluation.
+Prints one JSON line, {"seconds": [...]}, without the first round, in which the actors start and load their data. No
+evaluation. Three forms:
+
+- ``usual``: as its documentation teaches, with its default settings (two cores for a client): the strategy FedAvg, and
+  a client that makes its model and a DataLoader over its pictures for every message. The data set itself is kept
+  between messages, which is more than most apps do.
+- ``paired``: the same with one core for a client, so that two run at a time on two cores.
+- ``tuned``: two at a time, and by hand what an app can do for speed: an own round loop that looks for answers every
+  10 ms instead of 100, model and data kept between messages, pictures ready as floats, channels-last weights.
 """
 
 from __future__ import annotations
