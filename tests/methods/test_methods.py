@@ -1,5 +1,6 @@
 """The five methods by hand, and where they must coincide."""
 
+import pytest
 import torch
 
 from small import recipe
@@ -102,8 +103,13 @@ def test_local_sends_only_empty_messages():
 
 @pytest.mark.parametrize(
     ("name", "passes", "down", "up"),
-    [("fedavg", 1, 19_263, 19_284), ("fedavg_ft", 1, 19_263, 19_284), ("fedprox", 1, 19_263, 19_284)]
-    + [("ditto", 2, 19_263, 19_284), ("local", 1, 11, 11)],
+    [
+        ("fedavg", 1, 19_263, 19_284),
+        ("fedavg_ft", 1, 19_263, 19_284),
+        ("fedprox", 1, 19_263, 19_284),
+        ("ditto", 2, 19_263, 19_284),
+        ("local", 1, 11, 11),
+    ],
 )
 def test_costs_to_the_byte_and_to_the_operation(name, passes, down, up):
     """A dense message of 4,810 values is 7 + 1 + 5 + 5 + 1 + 19,240 + 4 bytes, the number of samples 21 more."""
