@@ -13,10 +13,10 @@ README = (ROOT / "README.md").read_text()
 
 def test_the_python_example_runs(tmp_path):
     (code,) = re.findall(r"<!-- test: run -->\n```python\n(.*?)```", README, re.DOTALL)
-    assert len(code.strip().splitlines()) == 12
+    assert sum(map(bool, code.splitlines())) == 12
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"shared \d+\.\d% accuracy, 2\.\d MB on the wire\npersonal \d+\.\d% accuracy", done.stdout)
+    assert re.search(r"shared \d+\.\d% accuracy, 9\.\d MB on the wire\npersonal \d+\.\d% accuracy", done.stdout)
 
 
 def test_all_methods_are_in_the_table():

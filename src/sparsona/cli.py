@@ -273,7 +273,9 @@ def _errors(as_json: bool) -> Iterator[None]:
     except (ClientFailed, WorkerDied, StoreError) as error:
         if isinstance(error, ClientFailed) and os.environ.get("SPARSONA_DEBUG"):
             err.print(error.trace, markup=False, highlight=False)
-        _fail(f"{error}{_hint()}", 1, as_json)
+        lonely = "Expected more than 1 value per channel" in str(error)  # batch norm on a last batch of one sample
+        tip = "; method.drop_last=true or another method.batch avoids batches of one sample" if lonely else ""
+        _fail(f"{error}{tip}{_hint()}", 1, as_json)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         _fail(f"{error.strerror or error}{where}{_hint()}", 1, as_json)
@@ -338,7 +340,10 @@ def _members(folders: Iterable[Path]) -> list[Path]:
     for folder in folders:
         beside = folder.parent / "plan.json"
         if (folder / "plan.json").is_file():
-            found += [folder / name for name in _plan(folder)]
+            inside = [folder / name for name in _plan(folder)]
+            if not all((run / "recipe.toml").is_file() for run in inside):
+                raise RunError(f"{folder} is not finished, go on with: sparsona resume {shlex.quote(str(folder))}")
+            found += inside
         # a shell that spells out runs/x/* also names plan.json and the comparison
         elif not (folder.exists() and beside.is_file() and folder.name in ("plan.json", COMPARISON)):
             found.append(folder)

@@ -151,7 +151,9 @@ def load(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
         try:
             plan[variant] = check(_patched(_merge(raw, table), [*common, *own]))
         except RecipeError as error:
-            raise RecipeError(f"variant {variant}: {error}") from error
+            hint = next((f"variants.NAME.{'.'.join(keys)}=..." for keys, _ in common if keys[0] == "method"), None)
+            alone = f"; to change one variant only: {hint}, NAME being one of {', '.join(variants)}" if hint else ""
+            raise RecipeError(f"variant {variant}: {error}{alone}") from error
     return plan
 
 

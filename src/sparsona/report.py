@@ -300,7 +300,12 @@ def _sent(total: Mapping[str, int]) -> int:
 
 def _changes(base: Mapping[int, float], other: Mapping[int, float]) -> list[float]:
     """Points of accuracy that each client tested in both runs gained, smallest first."""
-    return sorted(100 * (other[k] - base[k]) for k in base.keys() & other.keys())
+    return [gain for gain, _ in _ranked(base, other)]
+
+
+def _ranked(base: Mapping[int, float], other: Mapping[int, float]) -> list[tuple[float, int]]:
+    """The gains with their clients, smallest first."""
+    return sorted((100 * (other[k] - base[k]), k) for k in base.keys() & other.keys())
 
 
 def _percent(share: float) -> str:
@@ -586,7 +591,8 @@ def _draw_gain(each: Sequence[Mapping[int, float]], told: Sequence[Row], path: P
             if change:
                 ax.axhline(gain["mean_gain"], color="#000000", linewidth=1.2, linestyle="--")
             _client_room(ax, len(change))
-            ax.set_xticks([])
+            who = [k for _, k in _ranked(each[0], clients)] if len(change) <= 40 else []
+            ax.set_xticks(range(len(who)), [str(k) for k in who], size=7)
             ax.set_xlabel(f"{len(change)} {'client' if len(change) == 1 else 'clients, sorted by gain'}")
             ax.set_title(_short(gain["name"], 40), parse_math=False, pad=22)
             ax.text(0, 1.0, _gained(gain) + "\n", transform=ax.transAxes, va="baseline", size=8.5, color="#333333")
@@ -605,6 +611,7 @@ def _draw_gain(each: Sequence[Mapping[int, float]], told: Sequence[Row], path: P
 def _gained(gain: Row) -> str:
     if not gain["clients"]:
         return f"no client tested in both runs · {_amount(gain['mb'])} MB"
-    share = 100 * gain["gained"] / gain["clients"]
+    gained, lost = (100 * gain[name] / gain["clients"] for name in ("gained", "lost"))
     mean = f"{gain['mean_gain']:+.1f}".replace("-", "−")
-    return f"{share:.0f} % of clients gained · mean {mean} points · {_amount(gain['mb'])} MB"
+    bytes_ = f"{_amount(gain['mb'])} MB against {_amount(gain['mb'] - gain['extra_mb'])}"
+    return f"{gained:.0f} % of clients gained, {lost:.0f} % lost · mean {mean} points · {bytes_}"
