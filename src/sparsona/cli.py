@@ -469,9 +469,11 @@ def _gain(gain: dict[str, Any]) -> str:
     n = gain["gained"] + gain["lost"] + gain["equal"]
     if not n:
         return f"{gain['name']} against {gain['baseline']}: no client was tested in both"
+    extra = gain["extra_mb"]
+    price = f"{abs(extra):.1f} MB {'more' if extra > 0 else 'less'}" if abs(extra) >= 0.05 else "the same bytes"
     return (
         f"{gain['name']} against {gain['baseline']}: {gain['gained']} of {n} clients gained, "
-        f"{gain['lost']} lost; {gain['mean_gain']:+.1f} points on average at {gain['extra_mb']:+.1f} MB"
+        f"{gain['lost']} lost; {gain['mean_gain']:+.1f} points on average for {price}"
     )
 
 

@@ -613,5 +613,5 @@ def _gained(gain: Row) -> str:
         return f"no client tested in both runs · {_amount(gain['mb'])} MB"
     gained, lost = (100 * gain[name] / gain["clients"] for name in ("gained", "lost"))
     mean = f"{gain['mean_gain']:+.1f}".replace("-", "−")
-    bytes_ = f"{_amount(gain['mb'])} MB against {_amount(gain['mb'] - gain['extra_mb'])}"
-    return f"{gained:.0f} % of clients gained, {lost:.0f} % lost · mean {mean} points · {bytes_}"
+    sent = f"{_amount(gain['mb'])} against {_amount(gain['mb'] - gain['extra_mb'])} MB"
+    return f"{gained:.0f} % gained, {lost:.0f} % lost · mean {mean} · {sent}"
