@@ -52,8 +52,9 @@ HOW = """\
   round. The bare loop is plain PyTorch in two processes that do the same steps and nothing else; the two take turns
   round by round, three times with new processes. Flower's simulator
   ([flower_baseline.py](../benchmarks/flower_baseline.py)) does the same rounds in three forms.
-  *As documented*: the strategy FedAvg, a client that makes its model and a DataLoader for each message, and the default of two cores for a client, so that here one client runs at a time. *Two clients at a time*: the same
-  with one core for a client. *Tuned by hand to a bare loop*: an own round loop that looks for answers every 10 ms,
+  *As documented*: the strategy FedAvg, a client that makes its model and a DataLoader for each message, and the
+  default of two cores for a client, so that here one client runs at a time. *Two clients at a time*: the same with one
+  core for a client. *Tuned by hand to a bare loop*: an own round loop that looks for answers every 10 ms,
   model and prepared data kept in the actors, no DataLoader; what remains is the simulator's own overhead.
   Medians over rounds, without the first; Flower runs right after ours, not in turns with it.
 """
