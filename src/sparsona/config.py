@@ -50,13 +50,14 @@ class EvaluateConfig:
     """When and how the personal models are tested."""
 
     every: Count = 1  # rounds between two evaluations; the last round is always evaluated
-    points: tuple[Literal["before", "after"], ...] = ("before",)  # before and after local training
+    points: tuple[Literal["before", "after", "shared"], ...] = ("before",)  # local training; or the server's one model
     batch: Count = 128
     target: PositiveShare | None = None  # mean accuracy whose cost is reported
 
     def __post_init__(self) -> None:
         if not self.points or len(set(self.points)) < len(self.points):
-            raise ValueError(f'points = {_shown(list(self.points))} must name "before", "after" or both, each once')
+            given = _shown(list(self.points))
+            raise ValueError(f'points = {given} must name "before", "after", "shared", each at most once')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,36 +126,58 @@ def read(name: str) -> dict[str, Any]:
         raise RecipeError(f"{path}: cannot be read: {error.strerror}") from error
 
 
+Change = tuple[list[str], Any]  # a key in its parts, and its new value
+
+
 def load(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
     """The checked runs of a recipe by variant; a recipe without variants is one run, called by the recipe's name."""
+    changes = [_override(text) for text in overrides]
+    raw = variants(name)
+    plan = {}
+    for variant in raw:
+        recipe = changed(raw, variant, changes)
+        plan[recipe.name if variant is None else variant] = recipe
+    return plan
+
+
+def variants(name: str) -> dict[str | None, dict[str, Any]]:
+    """A recipe's plain tables by variant, not yet checked; None is the one key where it has no variants."""
     raw = read(name)
     raw.setdefault("name", Path(name).stem)
-    changes = [_override(text) for text in overrides]
-    variants = raw.pop("variants", None)
-    if variants is None:
-        recipe = check(_patched(raw, changes))
-        return {recipe.name: recipe}
-    if not isinstance(variants, dict) or not variants:
+    differing = raw.pop("variants", None)
+    if differing is None:
+        return {None: raw}
+    if not isinstance(differing, dict) or not differing:
         raise RecipeError("variants: must be a table of tables, each with what differs")
-    for keys, _ in changes:
-        if keys[0] == "variants" and len(keys) < 3:
-            raise RecipeError(f"{'.'.join(keys)}: must be variants.NAME.KEY, for a key of one variant")
-        if keys[0] == "variants" and keys[1] not in variants:
-            raise RecipeError(f"{'.'.join(keys)}: no such variant{nearest(keys[1], variants)}")
-    common = [(keys, value) for keys, value in changes if keys[0] != "variants"]
-    plan = {}
-    for variant, table in variants.items():
+    for variant, table in differing.items():
         if not isinstance(table, dict):
             raise RecipeError(f"variants.{variant} = {_shown(table)}: must be a table of what differs")
         named(f"variants.{variant}", variant)
-        own = [(keys[2:], value) for keys, value in changes if keys[:2] == ["variants", variant]]
-        try:
-            plan[variant] = check(_patched(_merge(raw, table), [*common, *own]))
-        except RecipeError as error:
-            hint = next((f"variants.NAME.{'.'.join(keys)}=..." for keys, _ in common if keys[0] == "method"), None)
-            alone = f"; to change one variant only: {hint}, NAME being one of {', '.join(variants)}" if hint else ""
-            raise RecipeError(f"variant {variant}: {error}{alone}") from error
-    return plan
+    return {variant: _merge(raw, table) for variant, table in differing.items()}
+
+
+def changed(raw: Mapping[str | None, dict[str, Any]], variant: str | None, changes: Iterable[Change]) -> Recipe:
+    """One of a recipe's variants with the changes that are for all or for it, checked."""
+    if variant is None:
+        return check(_patched(raw[None], changes))
+    common: list[Change] = []
+    own: list[Change] = []
+    names = [str(v) for v in raw]
+    for keys, value in changes:
+        if keys[0] != "variants":
+            common.append((keys, value))
+        elif len(keys) < 3:
+            raise RecipeError(f"{'.'.join(keys)}: must be variants.NAME.KEY, for a key of one variant")
+        elif keys[1] not in names:
+            raise RecipeError(f"{'.'.join(keys)}: no such variant{nearest(keys[1], names)}")
+        elif keys[1] == variant:
+            own.append((keys[2:], value))
+    try:
+        return check(_patched(raw[variant], [*common, *own]))
+    except RecipeError as error:
+        hint = next((f"variants.NAME.{'.'.join(keys)}=..." for keys, _ in common if keys[0] == "method"), None)
+        alone = f"; to change one variant only: {hint}, NAME being one of {', '.join(names)}" if hint else ""
+        raise RecipeError(f"variant {variant}: {error}{alone}") from error
 
 
 def check(raw: Mapping[str, Any]) -> Recipe:
@@ -287,7 +310,7 @@ def named(where: str, name: str) -> None:
         raise RecipeError(
             f"{where}: {_shown(name)} must be a folder's name: 1 to 100 characters, no slash, colon or leading dot"
         )
-    if name in (COMPARISON, "plan.json"):
+    if name in (COMPARISON, "plan.json", "sweep.json"):
         raise RecipeError(f"{where}: {_shown(name)} is taken by what Sparsona writes itself")
 
 
@@ -367,7 +390,7 @@ def _guess(value: Any, kind: Any) -> str:
     return f"; did you mean {_shown(close[0])}?" if close else ""
 
 
-def _override(text: str) -> tuple[list[str], Any]:
+def _override(text: str) -> Change:
     key, equals, value = text.partition("=")
     keys = [part.strip() for part in key.split(".")]
     if not equals or not all(keys):
@@ -379,7 +402,44 @@ def _override(text: str) -> tuple[list[str], Any]:
     return keys, parsed["v"] if list(parsed) == ["v"] else value.strip()  # what is no TOML value is a string
 
 
-def _patched(raw: Mapping[str, Any], changes: Iterable[tuple[list[str], Any]]) -> dict[str, Any]:
+def options(text: str) -> tuple[list[str], list[Any]]:
+    """An override's key and the values it lists, key=a,b,c; a comma in brackets or quotes is part of a value."""
+    keys, whole = _override(text)
+    key, _, value = text.partition("=")
+    pieces = _pieces(value)
+    if len(pieces) == 1:
+        return keys, [whole]
+    if not all(piece.strip() for piece in pieces):
+        raise RecipeError(f'{".".join(keys)} = {value.strip()}: a value between commas is empty; "" is an empty text')
+    return keys, [_override(f"{key}={piece}")[1] for piece in pieces]
+
+
+def _pieces(text: str) -> list[str]:
+    """A text cut at its commas, but not within a bracket or a quote that a value begins with."""
+    pieces = [""]
+    closing: list[str] = []  # what is open, innermost last
+    escaped = False
+    for c in text:
+        quoted = bool(closing) and closing[-1] in "\"'"
+        if c == "," and not closing:
+            pieces.append("")
+            continue
+        if escaped:
+            escaped = False
+        elif quoted and c == "\\":
+            escaped = closing[-1] == '"'
+        elif closing and c == closing[-1]:
+            closing.pop()
+        elif not quoted and c in _CLOSING and (closing or not pieces[-1].strip()):
+            closing.append(_CLOSING[c])
+        pieces[-1] += c
+    return pieces
+
+
+_CLOSING = {"[": "]", "{": "}", '"': '"', "'": "'"}
+
+
+def _patched(raw: Mapping[str, Any], changes: Iterable[Change]) -> dict[str, Any]:
     out = _merge(raw, {})
     for keys, value in changes:
         table = out
@@ -409,14 +469,18 @@ __all__ = [
     "RecipeError",
     "ResultsConfig",
     "allowed",
+    "changed",
     "check",
     "find",
     "load",
+    "named",
     "nearest",
+    "options",
     "read",
     "recipe_names",
     "recipes_dir",
     "required",
     "tables",
     "to_toml",
+    "variants",
 ]

@@ -47,11 +47,22 @@ class StarMethod(Method, Protocol):
     def start(self, fleet: int, ctx: Ctx) -> Server:
         """What the server of a fleet of this size begins with."""
 
-    def down(self, server: Server, k: int) -> Message:
+    def down(self, server: Server, k: int, ctx: Ctx) -> Message:
         """What the server sends to client k."""
 
-    def merge(self, server: Server, inbox: Iterable[tuple[int, Message]], ctx: Ctx) -> Server:
-        """The server after a round; messages come one by one in the order of client numbers and are not kept."""
+    def read(self, server: Server, k: int, message: Message, ctx: Ctx) -> Any:
+        """What client k answered, checked; a WireError leaves the client out of the round."""
+
+    def merge(self, server: Server, inbox: Iterable[tuple[int, Any]], ctx: Ctx) -> Server:
+        """The server after a round; what was read comes one by one in the order of client numbers and is not kept."""
+
+
+@runtime_checkable
+class SharedModel(Protocol):
+    """A method whose server holds one model for all, which can be tested beside the personal ones."""
+
+    def shared(self, server: Server) -> Vector:
+        """That model."""
 
 
 @runtime_checkable
@@ -76,6 +87,7 @@ __all__ = [
     "Rng",
     "Samples",
     "Server",
+    "SharedModel",
     "StarMethod",
     "Task",
     "Training",

@@ -28,7 +28,7 @@ _BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#767676"
 _COLOURS = (_BLUE, _ORANGE, "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")  # Okabe and Ito, without yellow
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _LINES = ("-", "--", ":", "-.")
-_POINTS = {"before": "before local training", "after": "after local training"}
+_POINTS = {"before": "before local training", "after": "after local training", "shared": "of the shared model"}
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.edgecolor": "#8c8c8c",

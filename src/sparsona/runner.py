@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import save
 
 import sparsona
-from sparsona.config import Recipe, check, tables
+from sparsona.config import Recipe, RecipeError, check, tables
 from sparsona.core.rng import Rng
 from sparsona.core.task import Task
 from sparsona.core.topology import cohort
-from sparsona.core.wire import Message
+from sparsona.core.wire import Message, Values
 from sparsona.data import Fleet, build
 from sparsona.engines.device import Device, Job, Score, Wants
 from sparsona.engines.local import Local
@@ -31,7 +31,7 @@ from sparsona.engines.rounds import Engine, Round, star
 from sparsona.engines.store import Checkpoint, Store
 from sparsona.engines.values import dumps, loads, types_of
 from sparsona.evaluate import metrics
-from sparsona.method import Server, StarMethod
+from sparsona.method import Inbox, Server, SharedModel, StarMethod
 from sparsona.models import build as build_model
 from sparsona.results import Journal, Run, RunError, summarise, write
 
@@ -62,6 +62,18 @@ def prepare(recipe: Recipe, data_dir: Path | None = None) -> tuple[Device, Fleet
     return device, fleet
 
 
+def verify(recipe: Recipe, device: Device, fleet: Fleet) -> None:
+    """Raise RecipeError if the method does not fit this model, this number of clients or what is to be evaluated."""
+    if "shared" in recipe.evaluate.points and not isinstance(recipe.method, SharedModel):
+        name = tables(recipe)["method"]["name"]
+        raise RecipeError(f'evaluate.points: "shared" needs a method whose server holds one model; {name} has none')
+    try:
+        if isinstance(recipe.method, StarMethod):
+            recipe.method.start(fleet.clients, device.ctx(0, "start"))
+    except ValueError as error:
+        raise RecipeError(f"method.{error}") from error
+
+
 def worker_device(recipe: dict[str, Any], data_dir: str | None) -> Device:
     """What a worker process builds, from plain values."""
     return prepare(check(recipe), None if data_dir is None else Path(data_dir))[0]
@@ -78,6 +90,7 @@ def run(
 ) -> Run | dict[str, Any]:
     """Run a recipe into the folder ``out`` and give the finished run; without a folder, give its summary alone."""
     with _engine(recipe, data_dir) as (engine, device, fleet):
+        verify(recipe, device, fleet)
         if out is None:
             return _Loop(recipe, engine, device, fleet, None, listen).go()
         folder = Run.create(Path(out), recipe, about(recipe, device, fleet))
@@ -222,6 +235,7 @@ class _Loop:
         server, done = star(self.method, self.engine, store, server, t, chosen, ctx, wants)
         self.latest |= done.scores
         scores = self._evaluate(store, server, t) if self._due(t) else {}
+        scores["after"] = done.scores
         row = self._record(done, scores)
         store.end_round(Checkpoint(t + 1, dumps(server), self._progress()))
         if (t + 1) % recipe.engine.checkpoint_every == 0 or t + 1 == recipe.rounds:
@@ -236,31 +250,38 @@ class _Loop:
     def _due(self, t: int) -> bool:
         return (t + 1) % self.recipe.evaluate.every == 0 or t + 1 == self.recipe.rounds
 
-    def _evaluate(self, store: Store, server: Server, t: int) -> dict[int, Score]:
-        """Every client's personal model on its own test samples."""
-        if "before" not in self.recipe.evaluate.points:
-            return {}
-        results = self.engine.map(self._tests(store, server, t))
-        return {r.k: r.score for r in results if r.score is not None}
+    def _evaluate(self, store: Store, server: Server, t: int) -> dict[str, dict[int, Score]]:
+        """Every client's personal model, and the shared one if wanted, on its own test samples."""
+        jobs: dict[str, Iterator[Job]] = {}
+        if "before" in self.recipe.evaluate.points:
+            jobs["before"] = self._tests(store, server, t)
+        if "shared" in self.recipe.evaluate.points and isinstance(self.method, SharedModel):
+            model: Inbox = {"server": Message(theta=Values(self.method.shared(server)))}
+            jobs["shared"] = (Job("shared", t, k, None, model) for k in range(self.fleet.clients))
+        return {point: {r.k: r.score for r in self.engine.map(todo) if r.score} for point, todo in jobs.items()}
 
     def _tests(self, store: Store, server: Server, t: int, model: bool = False) -> Iterator[Job]:
+        ctx = self.device.ctx(t, "tests", t)
         for k in range(self.fleet.clients):
             wants: Wants = ("model",) if model else ()
-            yield Job("evaluate", t, k, store.client(k), {"server": self.method.down(server, k)}, wants)
+            yield Job("evaluate", t, k, store.client(k), {"server": self.method.down(server, k, ctx)}, wants)
 
-    def _record(self, done: Round, scores: dict[int, Score]) -> dict[str, Any]:
+    def _record(self, done: Round, scores: dict[str, dict[int, Score]]) -> dict[str, Any]:
         """Append the round to the records."""
         spent = {name: sum(getattr(c, name) for c in done.costs.values()) for name in _COSTS}
         before = self.rows[-1]["total"] if self.rows else dict.fromkeys(_COSTS, 0)
         row: dict[str, Any] = {
             "round": done.t + 1,
             "participants": sorted(done.costs),
-            "left_out": done.left_out,
+            "left_out": sorted(done.left_out),
             **spent,
             "total": {name: before[name] + spent[name] for name in _COSTS},
         }
-        if scores:
-            row["before"] = metrics(scores)
+        if done.left_out:
+            row["why_left_out"] = {str(k): why for k, why in sorted(done.left_out.items())}
+        for point in ("before", "shared"):
+            if scores.get(point):
+                row[point] = metrics(scores[point])
         if self.latest and self._due(done.t):
             row["after"] = metrics(self.latest)
         self.rows.append(row)
@@ -313,13 +334,9 @@ class _Loop:
 _COSTS = ("down", "up", "paper_down", "paper_up", "flops")
 
 
-def _client_rows(done: Round, scores: dict[int, Score]) -> Iterator[dict[str, Any]]:
-    for k in sorted(done.costs.keys() | scores.keys()):
+def _client_rows(done: Round, scores: dict[str, dict[int, Score]]) -> Iterator[dict[str, Any]]:
+    for k in sorted(done.costs.keys() | {k for of_point in scores.values() for k in of_point}):
         row: dict[str, Any] = {"round": done.t + 1, "client": k}
         if k in done.costs:
             row |= asdict(done.costs[k])
-        if k in scores:
-            row["before"] = asdict(scores[k])
-        if k in done.scores:
-            row["after"] = asdict(done.scores[k])
-        yield row
+        yield row | {point: asdict(of_point[k]) for point, of_point in scores.items() if k in of_point}

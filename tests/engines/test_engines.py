@@ -211,7 +211,7 @@ def test_results_come_in_the_order_of_jobs_with_bounded_look_ahead():
     def jobs():
         for i in range(60):
             drawn.append(i)
-            yield Job("local", 0, i % 6, None, {"server": device.method.down(None, 0)})
+            yield Job("local", 0, i % 6, None, {"server": device.method.down(None, 0, device.ctx(0))})
 
     got = []
     for result in pool.map(jobs()):

@@ -49,20 +49,29 @@ def scene(name: str, **more: Any):
 
 def first_round(device, fleet, method, server, k=0):
     client = method.join(k, device.ctx(0, "join", k))
-    inbox = {"server": method.down(server, k)}
+    inbox = down(device, method, server, k)
     return client, inbox, method.local(client, inbox, fleet.local(k), device.ctx(0, "local", 0, k))
+
+
+def down(device, method, server, k=0):
+    return {"server": method.down(server, k, device.ctx(0, "down"))}
+
+
+def merge(device, method, server, message, t=0):
+    ctx = device.ctx(t, "merge", t)
+    return method.merge(server, iter([(0, method.read(server, 0, message, ctx))]), ctx)
 
 
 def test_inputs_are_unchanged(name):
     _, device, fleet, method, server = scene(name)
     client = method.join(0, device.ctx(0, "join", 0))
     for t in range(2):  # the second round starts from a client that has something to keep
-        inbox = {"server": method.down(server, 0)}
+        inbox = down(device, method, server)
         kept = [t.clone() for t in tensors((server, client, list(inbox.values()), device.theta0))]
         new, message, _ = method.local(client, inbox, fleet.local(0), device.ctx(t, "local", t, 0))
         sent = [t.clone() for t in tensors(message)]
-        merged = method.merge(server, iter([(0, message)]), device.ctx(t, "merge", t))
-        method.personal(new, {"server": method.down(merged, 0)}, fleet.local(0), device.ctx(t, "personal", t, 0))
+        merged = merge(device, method, server, message, t)
+        method.personal(new, down(device, method, merged), fleet.local(0), device.ctx(t, "personal", t, 0))
         for before, now in zip(kept, tensors((server, client, list(inbox.values()), device.theta0)), strict=True):
             assert torch.equal(before, now)
         for before, now in zip(sent, tensors(message), strict=True):
@@ -105,7 +114,7 @@ def test_values_and_messages_survive_their_journey(name):
     _, _, (client, message, _) = first_round(device, fleet, method, server)
     assert dumps(loads(dumps(client), types)) == dumps(client)
     assert dumps(loads(dumps(server), types)) == dumps(server)
-    for m in (message, method.down(server, 0)):
+    for m in (message, method.down(server, 0, device.ctx(0, "down"))):
         assert len(encode(m)) == m.nbytes
         assert encode(decode(encode(m))) == encode(m)
 
@@ -132,11 +141,11 @@ def test_survives_a_client_with_one_sample(name):
     data = fleet.local(0)
     lonely = LocalData(dataclasses.replace(data.train, index=data.train.index[:1]), data.validation)
     client = method.join(0, device.ctx(0, "join", 0))
-    inbox = {"server": method.down(server, 0)}
+    inbox = down(device, method, server)
     new, message, model = method.local(client, inbox, lonely, device.ctx(0, "local", 0, 0))
     assert message.finite()
-    merged = method.merge(server, iter([(0, message)]), device.ctx(0, "merge", 0))
-    after = method.personal(new, {"server": method.down(merged, 0)}, lonely, device.ctx(0, "personal", 0, 0))
+    merged = merge(device, method, server, message)
+    after = method.personal(new, down(device, method, merged), lonely, device.ctx(0, "personal", 0, 0))
     assert torch.isfinite(model).all()
     assert torch.isfinite(after).all()
 
@@ -158,8 +167,8 @@ def test_configuration_is_frozen(name):
 def test_a_late_joiner_is_the_same_client(name):
     """Joining is keyed: a client that joins in round 5 is what it would have been in round 0."""
     _, device, _, method, server = scene(name)
-    early = device.handle(Job("evaluate", 0, 3, None, {"server": method.down(server, 3)}))
+    early = device.handle(Job("evaluate", 0, 3, None, down(device, method, server, 3)))
     joined = method.join(3, device.ctx(0, "join", 3))
     stored = None if joined is None else dumps(joined)
-    late = device.handle(Job("evaluate", 0, 3, stored, {"server": method.down(server, 3)}))
+    late = device.handle(Job("evaluate", 0, 3, stored, down(device, method, server, 3)))
     assert early.score == late.score

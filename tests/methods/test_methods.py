@@ -27,10 +27,11 @@ def test_fedavg_merges_by_samples_or_equally():
     device, _ = prepare(recipe())
     ctx = device.ctx(0, "merge", 0)
     d = device.task.layout.dim
-    inbox = [
-        (0, Message(theta=Values(torch.full((d,), 1.0)), samples=30)),
-        (4, Message(theta=Values(torch.full((d,), 5.0)), samples=10)),
-    ]
+    messages = {
+        0: Message(theta=Values(torch.full((d,), 1.0)), samples=30),
+        4: Message(theta=Values(torch.full((d,), 5.0)), samples=10),
+    }
+    inbox = [(k, FedAvg().read(device.theta0, k, m, ctx)) for k, m in messages.items()]
     by_samples = FedAvg().merge(device.theta0, iter(inbox), ctx)
     assert torch.equal(by_samples, torch.full((d,), 2.0))  # (30 * 1 + 10 * 5) / 40
     equally = FedAvg(weighting="uniform").merge(device.theta0, iter(inbox), ctx)

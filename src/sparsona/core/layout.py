@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -114,7 +114,10 @@ class Layout:
 
         Biases are counted whole whatever the mask says, which is the convention behind the papers' printed columns.
         """
-        kept = self.sizes if mask is None else self.counts(mask)
+        return self.flops_of(self.sizes if mask is None else self.counts(mask))
+
+    def flops_of(self, kept: Sequence[int]) -> int:
+        """Operations of one forward pass of one sample, from the number of ones of each tensor."""
         pairs = list(zip(self.slots, kept, strict=True))
         weights = sum(2 * s.uses * n for s, n in pairs if len(s.shape) > 1)
         return weights + sum(s.uses * s.size for s, _ in pairs if len(s.shape) == 1)

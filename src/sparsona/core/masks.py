@@ -96,6 +96,12 @@ def drop_counts(layout: Layout, mask: Mask, rate: float) -> list[int]:
     return [math.ceil(rate * ones - _SLIP) for ones in layout.counts(mask)]
 
 
+def below_percentile(n: int, share: float) -> int:
+    """How many of n different numbers lie strictly below their percentile ``share``, interpolated linearly."""
+    _within("share", share, 0, 1)
+    return math.ceil(share * (n - 1) - _SLIP) if n else 0
+
+
 def top(score: Tensor, k: int, among: Mask | None = None) -> Mask:
     """Exactly ``k`` entries of largest score, of equal ones those of lowest index; NaN ranks below every number."""
     eligible = score.numel() if among is None else int(torch.count_nonzero(among))
@@ -139,6 +145,29 @@ def random(layout: Layout, counts: Sequence[int], rng: Rng) -> Mask:
         if k != part.numel():
             part.copy_(draw(part, k, rng(i)))
     return out
+
+
+def starved(layout: Layout, counts: Sequence[int]) -> list[str]:
+    """Tensors of weights or scales that are left without a single entry, so that nothing passes their layer."""
+    pairs = zip(layout.slots, counts, strict=True)
+    return [s.name for s, k in pairs if k == 0 and s.kind in ("weight", "norm") and not s.name.endswith("bias")]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A mask in an eighth of its space, for whoever keeps many."""
+
+    bits: Tensor  # [ceil(size / 8)] uint8
+    size: int
+
+    @staticmethod
+    def of(mask: Mask) -> Packed:
+        """Pack a mask."""
+        return Packed(torch.from_numpy(np.packbits(mask.numpy())), len(mask))
+
+    def mask(self) -> Mask:
+        """The mask again."""
+        return torch.from_numpy(np.unpackbits(self.bits.numpy(), count=self.size).view(np.bool_))
 
 
 def drop(layout: Layout, mask: Mask, theta: Vector, counts: Sequence[int]) -> Mask:

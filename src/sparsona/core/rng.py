@@ -32,6 +32,12 @@ class Rng:
         """The key extended by more parts."""
         return Rng(*self.key, *more)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rng) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
     def __repr__(self) -> str:
         return f"Rng{self.key!r}"
 

@@ -47,10 +47,14 @@ class Task:
         """The dense gradient of the loss at theta, in evaluation mode: it sees the pruned weights as well."""
         self.load(theta)
         self.model.eval()
-        self.flops += 3 * len(batch[1]) * self.layout.flops()
+        self.charge(len(batch[1]))
         out = torch.zeros(self.layout.dim)
         out[: self.layout.params] = self.gather(self.gradients(batch))
         return out
+
+    def charge(self, samples: int) -> None:
+        """Count a dense gradient over so many samples."""
+        self.flops += 3 * samples * self.layout.flops()
 
     def load(self, theta: Vector) -> None:
         """Put a vector into the model."""

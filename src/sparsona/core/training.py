@@ -10,7 +10,7 @@ from sparsona.core.fields import Count, NonNegative, Positive, PositiveShare, Sh
 from sparsona.core.layout import Layout, Mask, Vector
 from sparsona.core.rng import Rng
 from sparsona.core.samples import Samples
-from sparsona.core.task import Task, sgd
+from sparsona.core.task import Task, correct, sgd
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Ctx:
     task: Task
     theta0: Vector
     rng: Rng
+    common: Rng  # the same in every round and place: what all must agree on without a message
 
     @property
     def layout(self) -> Layout:
@@ -57,6 +58,11 @@ def lr_at(how: Training, t: int, rounds: int) -> float:
             return how.lr / 2 * (1 + math.cos(math.pi * t / rounds))
         case _:
             return how.lr
+
+
+def accuracy(task: Task, theta: Vector, samples: Samples, size: int = 128) -> float:
+    """The share of samples that a model classifies rightly."""
+    return sum(correct(task.logits(theta, x), y) for x, y in samples.all(size)) / len(samples)
 
 
 def train(

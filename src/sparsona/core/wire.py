@@ -34,7 +34,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -154,6 +154,7 @@ class MaskChange:
         return new
 
 
+_P = TypeVar("_P")
 Part = Values | Sparse | Bits | MaskChange | Tensor | int | float | bool | str
 
 
@@ -192,6 +193,27 @@ class Message(Mapping[str, Any]):
     def names(self) -> tuple[str, ...]:
         """Names of the parts, in order."""
         return tuple(self._parts)
+
+    def part(self, name: str, kind: type[_P]) -> _P:
+        """A part that a stranger sent; WireError unless it is there and of this kind."""
+        found = self._parts.get(name)
+        _need(type(found) is kind, f"part {name!r} is {type(found).__name__}, not {kind.__name__}")
+        return cast(_P, found)
+
+    def floats(self, name: str, size: int) -> Tensor:
+        """The values of a part; WireError unless there are ``size`` of them, in single precision."""
+        values = self.part(name, Values).values
+        _need(
+            values.shape == (size,) and values.dtype == torch.float32,
+            f"part {name!r} holds {len(values)} values of {values.dtype}, not {size} of torch.float32",
+        )
+        return values
+
+    def whole(self, name: str, low: int, high: int = 2**53) -> int:
+        """A number; WireError unless it is whole and within these bounds."""
+        number = self.part(name, int)
+        _need(low <= number <= high, f"part {name!r} is {number}, not {low} to {high}")
+        return number
 
     @property
     def nbytes(self) -> int:

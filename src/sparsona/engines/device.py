@@ -35,7 +35,7 @@ class Score:
 class Job:
     """One thing to do for client k in round t."""
 
-    kind: Literal["local", "evaluate", "post"]
+    kind: Literal["local", "evaluate", "shared", "post"]
     t: int
     k: int
     client: bytes | None  # its value, None if it has not joined yet
@@ -71,7 +71,7 @@ class Device:
 
     def ctx(self, t: int, *key: int | str) -> Ctx:
         """The context of round t, with randomness keyed by seed, purpose, round and client."""
-        return Ctx(t, self.rounds, self.task, self.theta0, Rng(self.seed, *key))
+        return Ctx(t, self.rounds, self.task, self.theta0, Rng(self.seed, *key), Rng(self.seed, "common"))
 
     def handle(self, job: Job) -> Result:
         """Do a job."""
@@ -93,6 +93,8 @@ class Device:
                 model = self.method.personal(client, job.inbox, self.local(k), self.ctx(t, "personal", t, k))
                 sent = Message(model=Values(model)) if "model" in job.wants and isinstance(model, Tensor) else None
                 return Result(k, None, sent, self.score(model, k), seconds=time.perf_counter() - began)
+            case "shared":
+                return Result(k, None, None, self.score(job.inbox["server"]["theta"].values, k))
             case "post":
                 assert isinstance(self.method, PeerMethod)
                 return Result(k, _kept(client), self.method.post(client), seconds=time.perf_counter() - began)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from sparsona.core.topology import Plan
 from sparsona.core.training import Ctx
-from sparsona.core.wire import Message
+from sparsona.core.wire import Message, WireError
 from sparsona.engines.device import Job, Result, Score, Wants
 from sparsona.engines.store import Store
 from sparsona.method import Server, StarMethod
@@ -52,7 +52,7 @@ class Round:
     t: int
     costs: dict[int, Cost] = field(default_factory=dict)
     scores: dict[int, Score] = field(default_factory=dict)  # right after local training
-    left_out: list[int] = field(default_factory=list)  # clients that sent NaN or Inf
+    left_out: dict[int, str] = field(default_factory=dict)  # clients whose answer was not taken, and why
     seconds: float = 0.0  # spent on devices
 
 
@@ -64,17 +64,23 @@ def star(
 
     def jobs() -> Iterator[Job]:
         for k in chosen:
-            message = method.down(server, k)
+            message = method.down(server, k, ctx)
             done.costs[k] = Cost()
             done.costs[k].receives(message)
             yield Job("local", t, k, store.client(k), {"server": message}, wants)
 
-    def answers() -> Iterator[tuple[int, Message]]:
+    def answers() -> Iterator[tuple[int, Any]]:
         for result in engine.map(jobs()):
             assert result.message is not None
             done.costs[result.k].sends(result.message)
-            if _accept(result, done, store):
-                yield result.k, result.message
+            if _sound(result, done):
+                try:
+                    answer = method.read(server, result.k, result.message, ctx)
+                except WireError as error:
+                    done.left_out[result.k] = str(error)
+                    continue
+                _keep(result, done, store)
+                yield result.k, answer
 
     inbox = answers()
     server = method.merge(server, inbox, ctx)
@@ -101,23 +107,26 @@ def peers(
                 yield Job("local", t, k, store.client(k), inbox, wants)
 
         for result in engine.map(jobs()):
-            if _accept(result, done, store):
+            if _sound(result, done):
+                _keep(result, done, store)
                 assert result.message is not None
                 fresh[result.k] = result.message
     return mail | fresh, done
 
 
-def _accept(result: Result, done: Round, store: Store) -> bool:
-    """Take a client's answer into the books; one with NaN or Inf is left out and its client stays as it was."""
+def _sound(result: Result, done: Round) -> bool:
+    """Count what an answer cost; one with NaN or Inf is left out, and its client stays as it was."""
     assert result.message is not None
-    k, message = result.k, result.message
-    done.costs[k].flops += result.flops
+    done.costs[result.k].flops += result.flops
     done.seconds += result.seconds
-    if not (result.finite and message.finite()):
-        done.left_out.append(k)
-        return False
+    if not (result.finite and result.message.finite()):
+        done.left_out[result.k] = "NaN or Inf"
+    return result.k not in done.left_out
+
+
+def _keep(result: Result, done: Round, store: Store) -> None:
+    """Take what a client keeps, and its score, into the books."""
     if result.client is not None:
-        store.put(k, result.client)
+        store.put(result.k, result.client)
     if result.score is not None:
-        done.scores[k] = result.score
-    return True
+        done.scores[result.k] = result.score

@@ -6,12 +6,18 @@ from sparsona.methods.ditto import Ditto
 from sparsona.methods.fedavg import FedAvg
 from sparsona.methods.fedavg_ft import FedAvgFT
 from sparsona.methods.fedprox import FedProx
+from sparsona.methods.fedspa import FedSpa
 from sparsona.methods.local import Local
+from sparsona.methods.subfedavg import SubFedAvg
+from sparsona.methods.subsampling import Subsampling
 
 METHODS: dict[str, Any] = {
     "ditto": Ditto,
     "fedavg": FedAvg,
     "fedavg_ft": FedAvgFT,
     "fedprox": FedProx,
+    "fedspa": FedSpa,
     "local": Local,
+    "subfedavg": SubFedAvg,
+    "subsampling": Subsampling,
 }

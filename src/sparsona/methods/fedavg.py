@@ -11,6 +11,8 @@ from sparsona.core.training import Ctx, Training, train
 from sparsona.core.wire import Message, Values
 from sparsona.method import Client, Inbox, LocalData, Vector
 
+Answer = tuple[Vector, int]  # a model and the number of samples it was trained on
+
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Training):
@@ -21,7 +23,7 @@ class FedAvg(Training):
     def start(self, fleet: int, ctx: Ctx) -> Vector:
         return ctx.theta0
 
-    def down(self, server: Vector, k: int) -> Message:
+    def down(self, server: Vector, k: int, ctx: Ctx) -> Message:
         return Message(theta=Values(server))
 
     def join(self, k: int, ctx: Ctx) -> Client:
@@ -35,11 +37,17 @@ class FedAvg(Training):
         """Local training from the model received."""
         return train(self, theta, data.train, ctx)
 
-    def merge(self, server: Vector, inbox: Iterable[tuple[int, Message]], ctx: Ctx) -> Vector:
+    def read(self, server: Vector, k: int, message: Message, ctx: Ctx) -> Answer:
+        return message.floats("theta", ctx.layout.dim), message.whole("samples", 1)
+
+    def merge(self, server: Vector, inbox: Iterable[tuple[int, Answer]], ctx: Ctx) -> Vector:
         mean = Mean(ctx.layout.dim)
-        for _, m in inbox:
-            mean.add(m["theta"].values, m["samples"] if self.weighting == "samples" else 1)
+        for _, (theta, samples) in inbox:
+            mean.add(theta, samples if self.weighting == "samples" else 1)
         return mean.value(otherwise=server)
+
+    def shared(self, server: Vector) -> Vector:
+        return server
 
     def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
         theta: Vector = inbox["server"]["theta"].values

@@ -22,7 +22,7 @@ class Local(Training):
     def start(self, fleet: int, ctx: Ctx) -> None:
         return None
 
-    def down(self, server: None, k: int) -> Message:
+    def down(self, server: None, k: int, ctx: Ctx) -> Message:
         return Message()
 
     def join(self, k: int, ctx: Ctx) -> Client:
@@ -32,7 +32,10 @@ class Local(Training):
         theta = train(self, ctx.theta0 if client.theta is None else client.theta, data.train, ctx)
         return Client(theta), Message(), theta
 
-    def merge(self, server: None, inbox: Iterable[tuple[int, Message]], ctx: Ctx) -> None:
+    def read(self, server: None, k: int, message: Message, ctx: Ctx) -> None:
+        return None
+
+    def merge(self, server: None, inbox: Iterable[tuple[int, None]], ctx: Ctx) -> None:
         return None
 
     def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from sparsona.core import imports
 from sparsona.models.alexnet import AlexNet, AlexNetBN
 from sparsona.models.mobilenet import MobileNet
 from sparsona.models.resnet import PreResNet18, ResNet18
@@ -109,10 +109,7 @@ def _find(name: str) -> tuple[Callable[..., nn.Module], str]:
         raise ValueError(
             f'unknown model {name!r}: {guess}known are {known}; or give your own as "package.module:Class"'
         )
-    try:
-        module = importlib.import_module(place)
-    except Exception as error:  # whatever a stranger's module raises
-        raise ValueError(f"model {name!r}: module {place!r} cannot be imported: {error}") from error
+    module = imports.module(f"model {name!r}", place)
     found = getattr(module, leaf, None)
     if not callable(found):
         there = [key for key, value in vars(module).items() if inspect.isclass(value) and issubclass(value, nn.Module)]

@@ -1,0 +1,73 @@
+"""Devices of different strength: a share per client, as one number, a list, or a distribution to draw from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sparsona.core.fields import Positive, PositiveShare
+from sparsona.core.rng import Rng
+
+
+@dataclass(frozen=True)
+class Between:
+    """Drawn uniformly between two bounds."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    low: PositiveShare
+    high: PositiveShare
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError(f"low = {self.low} must be at most high = {self.high}")
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Drawn from a few values, with the given weights or equally."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    values: tuple[PositiveShare, ...]
+    weights: tuple[Positive, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ValueError("values = [] must name at least one")
+        if self.weights and len(self.weights) != len(self.values):
+            raise ValueError(f"weights: {len(self.weights)} for {len(self.values)} values; one each is needed")
+
+
+Shares = PositiveShare | tuple[PositiveShare, ...] | Between | OneOf
+
+
+def share(shares: Shares, k: int, common: Rng) -> float:
+    """Client k's share; draws depend on the run's seed and the client alone."""
+    drawn = float(common("share", k).numpy().random())
+    match shares:
+        case Between(low, high):
+            return low + (high - low) * drawn
+        case OneOf(values, weights):
+            bars = weights or (1.0,) * len(values)
+            left = drawn * sum(bars)
+            for value, bar in zip(values, bars, strict=True):
+                left -= bar
+                if left < 0:
+                    return value
+            return values[-1]
+        case tuple():
+            return shares[k]
+    return shares
+
+
+def least(field: str, shares: Shares, fleet: int) -> float:
+    """The smallest share that any client of the fleet may get; ValueError if a list does not have one for each."""
+    match shares:
+        case Between(low, _):
+            return low
+        case OneOf(values, _):
+            return min(values)
+        case tuple():
+            if len(shares) != fleet:
+                raise ValueError(f"{field}: a list of {len(shares)}; {fleet} are needed, one per client")
+            return min(shares)
+    return shares

@@ -1,0 +1,147 @@
+"""FedSpa (Huang et al., 2022): every client a sparse model of its own, cut from one dense model by its own mask.
+
+The server keeps the dense weights w and knows every mask m_k. A client receives m_k w, trains it within its mask, and
+searches its next mask: DST drops small weights and regrows where the gradient is large, RSM stays with its first mask.
+The new mask is cut from the dense weights next time, so that what is regrown starts warm. Line numbers are those of
+the paper's Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal, Protocol
+
+from sparsona.core import budgets, masks
+from sparsona.core.aggregate import Mean
+from sparsona.core.budgets import Shares
+from sparsona.core.fields import Share
+from sparsona.core.imports import imported
+from sparsona.core.masks import Packed
+from sparsona.core.rng import Rng
+from sparsona.core.training import Ctx, Training, train
+from sparsona.core.wire import MaskChange, Message, Values
+from sparsona.method import Inbox, Layout, LocalData, Mask, Vector
+
+Gradient = Callable[[], Vector]
+Answer = tuple[Vector, Mask, Mask]  # trained weights at the old mask, that mask, the new one
+
+
+class Search(Protocol):
+    """A mask searcher: the next mask, from the trained weights and, if it asks for it, their dense gradient."""
+
+    def __call__(self, how: FedSpa, mask: Mask, theta: Vector, gradient: Gradient, ctx: Ctx) -> Mask:
+        """Client k's mask for round t + 1."""
+
+
+def dst(how: FedSpa, mask: Mask, theta: Vector, gradient: Gradient, ctx: Ctx) -> Mask:
+    """Drop a share of the smallest weights of each tensor, regrow as many where the gradient is largest."""
+    rate = masks.cosine(how.prune_rate, ctx.t, ctx.rounds, how.horizon)
+    by = gradient().abs() if how.recovery == "gradient" else ctx.rng("recovery")
+    return masks.regrow(ctx.layout, mask, theta, by, rate)
+
+
+def rsm(how: FedSpa, mask: Mask, theta: Vector, gradient: Gradient, ctx: Ctx) -> Mask:
+    """The first mask, for ever."""
+    return mask
+
+
+SEARCHES: dict[str, Search] = {"dst": dst, "rsm": rsm}
+
+
+@dataclass(frozen=True)
+class Client:
+    mask: Mask
+
+
+@dataclass(frozen=True)
+class Server:
+    theta: Vector  # w, dense
+    masks: dict[int, Packed] = field(default_factory=dict)  # of the clients whose mask is no longer their first
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSpa(Training):
+    """A dense model on the server, a personal mask on each client."""
+
+    density: Shares = 0.5  # kept share of all weights: a number, one per client, {low, high}, or {values, weights}
+    search: str = "dst"  # dst, rsm, or a searcher of your own as package.module:function
+    layers: Literal["erk", "uniform"] = "erk"  # how the density is spread over the tensors
+    same_start: bool = True  # clients of one density begin with one mask
+    prune_rate: Share = 0.5  # dst: alpha_0, the share dropped in the first round; by a cosine it comes down to 0
+    horizon: Literal["T-1", "T"] = "T-1"  # dst: it is 0 in the last round, or would be in the round after it
+    recovery: Literal["gradient", "random"] = "gradient"  # dst: what is regrown
+    charge_search: bool = False  # count the search's dense batch for every searcher, as the paper's tables do
+
+    def __post_init__(self) -> None:
+        self.searcher()
+
+    def searcher(self) -> Search:
+        """The searcher by its name."""
+        return imported("search", self.search, SEARCHES)
+
+    def first(self, k: int, ctx: Ctx) -> Mask:
+        """Client k's first mask, which it and the server both know (line 3)."""
+        density = budgets.share(self.density, k, ctx.common)
+        key = ctx.common("mask") if self.same_start else ctx.common("mask", k)
+        return _first(ctx.layout, self.layers, density, key)
+
+    def start(self, fleet: int, ctx: Ctx) -> Server:
+        density = budgets.least("density", self.density, fleet)
+        if without := masks.starved(ctx.layout, _counts(ctx.layout, self.layers, density)):
+            raise ValueError(f"density: {density} leaves {without[0]} without any weight; more is needed")
+        return Server(ctx.theta0)
+
+    def mask_of(self, server: Server, k: int, ctx: Ctx) -> Mask:
+        """The mask that client k has now."""
+        packed = server.masks.get(k)
+        return self.first(k, ctx) if packed is None else packed.mask()
+
+    def down(self, server: Server, k: int, ctx: Ctx) -> Message:
+        return Message(theta=Values.of(server.theta, self.mask_of(server, k, ctx)))  # line 9
+
+    def join(self, k: int, ctx: Ctx) -> Client:
+        return Client(self.first(k, ctx))
+
+    def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
+        mask, start = client.mask, self.personal(client, inbox, data, ctx)
+        theta = train(self, start, data.train, ctx, mask=mask)  # lines 13 to 16
+
+        def gradient() -> Vector:
+            return ctx.task.grad(theta, data.train.batch(ctx.rng("search"), self.batch))
+
+        before = ctx.task.flops
+        new = self.searcher()(self, mask, theta, gradient, ctx)  # line 18
+        if self.charge_search and ctx.task.flops == before:
+            ctx.task.charge(min(self.batch, len(data)))
+        message = Message(theta=Values.of(theta, mask), mask=MaskChange.between(mask, new))
+        return Client(new), message, theta
+
+    def read(self, server: Server, k: int, message: Message, ctx: Ctx) -> Answer:
+        mask = self.mask_of(server, k, ctx)
+        return message.floats("theta", int(mask.count_nonzero())), mask, message.part("mask", MaskChange).apply(mask)
+
+    def merge(self, server: Server, inbox: Iterable[tuple[int, Answer]], ctx: Ctx) -> Server:
+        mean, new = Mean(ctx.layout.dim), dict(server.masks)  # line 7: who did not take part keeps its mask
+        for k, (values, mask, now) in inbox:
+            # line 11: w less the mean of the updates (m_k w - trained) is the mean of w with each mask's part replaced
+            mean.add(server.theta.masked_scatter(mask, values))
+            new[k] = Packed.of(now)
+        return Server(mean.value(otherwise=server.theta), new)
+
+    def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
+        theta: Vector = inbox["server"]["theta"].at(client.mask)
+        return theta
+
+    def shared(self, server: Server) -> Vector:
+        return server.theta
+
+
+def _counts(layout: Layout, layers: str, density: float) -> list[int]:
+    return (masks.erk_counts if layers == "erk" else masks.uniform_counts)(layout, density)
+
+
+@lru_cache(maxsize=4)  # one mask serves many clients
+def _first(layout: Layout, layers: str, density: float, key: Rng) -> Mask:
+    return masks.random(layout, _counts(layout, layers, density), key)
