@@ -25,6 +25,7 @@ from rich.table import Table
 
 import sparsona
 from sparsona import report
+from sparsona.checks import CHECKS, Line
 from sparsona.config import (
     COMPARISON,
     Recipe,
@@ -48,9 +49,12 @@ from sparsona.methods import METHODS
 from sparsona.models import MODELS
 from sparsona.results import Run, RunError, plain, vacant, write
 from sparsona.runner import Progress as Step
-from sparsona.runner import prepare
+from sparsona.runner import prepare, verify
 from sparsona.runner import resume as resume_run
 from sparsona.runner import run as run_recipe
+from sparsona.sweep import SWEEP, Sweep
+from sparsona.sweep import plan as plan_sweep
+from sparsona.sweep import table as sweep_table
 
 app = typer.Typer(
     name="sparsona",
@@ -113,6 +117,45 @@ def run(
                 write(target / "plan.json", json.dumps({name: tables(r) for name, r in plan.items()}, indent=1) + "\n")
             runs = _run_plan(target, data_dir, as_json)
         _end(runs, target, as_json)
+
+
+@app.command(
+    epilog="Examples: sparsona sweep quickstart method.lr=0.05,0.1 seed=1,2,3 | "
+    "sparsona sweep quickstart variants.personal.method.pull=0.1,0.5,1.0 seed=1,2 rounds=20 --out runs/pull"
+)
+def sweep(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name (sparsona recipes) or a TOML file.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Changes: key=a,b,c for a run with each value, key=value for all runs alike."),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the runs; default runs/NAME-sweep-1, -2, ...")
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Run all combinations of the values listed, and tell means and deviations over seeds; again to go on."""
+    with _errors(as_json):
+        plan, made = plan_sweep(recipe, overrides or ())
+        written = {name: tables(r) for name, r in plan.items()}
+        target, known = _sweep_folder(folder, next(iter(plan.values())).name, written)
+        if not known:
+            _try(plan.values(), data_dir)
+        elif not as_json:
+            done = sum(Run(target / name).finished for name in plan)
+            err.print(
+                f"{target} holds this sweep, {done} of {len(plan)} runs done: going on with it",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+        with _writing(target):
+            target.mkdir(parents=True, exist_ok=True)
+            if not known:
+                write(target / "plan.json", json.dumps(written, indent=1) + "\n")
+            write(target / SWEEP, made.json())
+        _end(_run_plan(target, data_dir, as_json), target, as_json)
 
 
 @app.command(epilog="Example: sparsona resume runs/quickstart-1")
@@ -242,6 +285,25 @@ def data(
         _tell(f"picture: {picture}")
 
 
+@app.command("check", epilog="Examples: sparsona check | sparsona check fedspa --json")
+def check_papers(
+    name: Annotated[str | None, typer.Argument(help=f"A paper: {', '.join(CHECKS)}; default all.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Recompute the figures of papers that need no training; exit code 1 if one differs that should not."""
+    with _errors(as_json):
+        if name is not None and name not in CHECKS:
+            raise RecipeError(f"{json.dumps(name)}: no such check{nearest(name, CHECKS)}")
+        found = {paper: list(CHECKS[paper]()) for paper in (CHECKS if name is None else [name])}
+        if as_json:
+            _print([{"check": paper, **line.json()} for paper, lines in found.items() for line in lines])
+        else:
+            for paper, lines in found.items():
+                _show_lines((CHECKS[paper].__doc__ or paper).rstrip("."), lines)
+        if any(line.failed for lines in found.values() for line in lines):
+            raise typer.Exit(1)
+
+
 def main() -> None:
     """Entry point."""
     for stop in (signal.SIGTERM, signal.SIGHUP):  # a machine that shuts down is like Ctrl-C: save, then go
@@ -322,6 +384,30 @@ def _free(base: Path, name: str) -> Path:
     return base / f"{name}-{n}"
 
 
+def _sweep_folder(folder: Path | None, name: str, plan: dict[str, Any]) -> tuple[Path, bool]:
+    """Where a sweep is to go, and whether it is there already."""
+    if folder is None:
+        base = Path("runs")
+        for path in sorted(base.iterdir() if base.is_dir() else (), key=lambda p: (len(p.name), p.name)):
+            if path.name.rstrip("0123456789") == f"{name}-sweep-" and _holds(path, plan):
+                return path, True
+        folder = _free(base, f"{name}-sweep")
+    elif (folder / "plan.json").is_file():
+        if not _holds(folder, plan):
+            again = f"sparsona resume {shlex.quote(str(folder))}"
+            raise RunError(f"{folder} holds other runs; choose another folder, or go on with those: {again}")
+        return folder, True
+    vacant(folder)
+    return folder, False
+
+
+def _holds(folder: Path, plan: dict[str, Any]) -> bool:
+    try:
+        return bool(json.loads((folder / "plan.json").read_text(encoding="utf-8")) == plan)
+    except (OSError, ValueError):
+        return False
+
+
 def _plan(folder: Path) -> dict[str, Recipe]:
     """The runs that a folder of several was made for."""
     file = folder / "plan.json"
@@ -345,7 +431,7 @@ def _members(folders: Iterable[Path]) -> list[Path]:
                 raise RunError(f"{folder} is not finished, go on with: sparsona resume {shlex.quote(str(folder))}")
             found += inside
         # a shell that spells out runs/x/* also names plan.json and the comparison
-        elif not (folder.exists() and beside.is_file() and folder.name in ("plan.json", COMPARISON)):
+        elif not (folder.exists() and beside.is_file() and folder.name in ("plan.json", SWEEP, COMPARISON)):
             found.append(folder)
     if not found:
         raise RunError("none of the paths given is a run folder")
@@ -354,16 +440,24 @@ def _members(folders: Iterable[Path]) -> list[Path]:
 
 def _try(recipes: Iterable[Recipe], data_dir: Path | None) -> None:
     """Build each different data set and model once, so that what cannot run is told before anything is written."""
+    groups: dict[Any, list[Recipe]] = {}
+    for recipe in recipes:
+        groups.setdefault((recipe.data, recipe.seed, recipe.model), []).append(recipe)
     with err.status("checking data and models"):
-        for recipe in {(r.data, r.seed, r.model): r for r in recipes}.values():
-            prepare(recipe, data_dir)
+        for group in groups.values():
+            device, fleet = prepare(group[0], data_dir)
+            for recipe in group:
+                verify(recipe, device, fleet)
 
 
 def _run_plan(folder: Path, data_dir: Path | None, as_json: bool) -> list[Run]:
     """Run what a plan still lacks."""
     runs = []
-    for name, recipe in _plan(folder).items():
+    plan = _plan(folder)
+    for number, (name, recipe) in enumerate(plan.items(), start=1):
         path = folder / name
+        if (folder / SWEEP).is_file() and not as_json and not Run(path).finished:
+            err.print(f"run {number} of {len(plan)}: {name}", markup=False, highlight=False, soft_wrap=True)
         if (path / "recipe.toml").is_file():
             runs.append(_resume(path, data_dir, as_json, top=folder))
         else:
@@ -442,6 +536,9 @@ def _display(recipe: Recipe, path: Path, as_json: bool) -> Iterator[Callable[[St
 
 def _end(runs: list[Run], folder: Path, as_json: bool) -> None:
     """Print how it ended."""
+    if (folder / SWEEP).is_file():
+        _end_sweep(runs, folder, as_json)
+        return
     tested = [r for r in runs if r.summary["accuracy"] is not None]
     where = folder / COMPARISON
     several = len(runs) > 1 and bool(tested)
@@ -463,6 +560,26 @@ def _end(runs: list[Run], folder: Path, as_json: bool) -> None:
         _tell(f"tables and pictures: {where}")
     if gains:
         _tell(f"who gained: {where / 'gain.png'}")
+
+
+def _end_sweep(runs: list[Run], folder: Path, as_json: bool) -> None:
+    """Print a sweep's table."""
+    where = folder / COMPARISON
+    try:
+        table = sweep_table(runs, Sweep.read(folder), where)
+    except (KeyError, TypeError, IndexError) as error:
+        raise RunError(f"one of the runs in {folder} is damaged: {type(error).__name__} {error}") from error
+    if as_json:
+        told = {"folder": str(folder), "rows": table.json(), "notes": table.notes}
+        _print(told | ({"comparison": str(where)} if table.files else {}))
+        return
+    if table.rows:
+        out.print(table.rich())
+    else:
+        _tell("no client was ever tested in any of the runs")
+    _tell(f"results: {folder}")
+    if table.files:
+        _tell(f"tables and pictures: {where}")
 
 
 def _gain(gain: dict[str, Any]) -> str:
@@ -491,6 +608,33 @@ def _list(head: tuple[str, str], rows: list[tuple[str, str]], as_json: bool) -> 
     for row in rows:
         table.add_row(*map(escape, row))
     out.print(table)
+
+
+def _show_lines(title: str, lines: list[Line]) -> None:
+    """A table of figures, what there is to say about some of them, and how many agree."""
+    table = Table(title=escape(title))
+    table.add_column("what")
+    table.add_column("from", no_wrap=True)
+    for column in ("printed", "computed"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("agrees", max_width=10 if out.width < 100 else None)  # else little is left for what it is
+    notes: dict[str, int] = {}  # numbered in the order they come up
+    section = ""
+    for line in lines:
+        if line.section != section:
+            section = line.section
+            table.add_section()
+            table.add_row(f"[bold]{escape(section)}[/bold]")
+        mark = f" ({notes.setdefault(line.remark, len(notes) + 1)})" if line.remark else ""
+        cells = (line.what, line.source, line.aim, line.shown, f"{line.verdict}{mark}")
+        table.add_row(*map(escape, cells), style="red" if line.failed else None)
+    out.print(table)
+    for note, number in notes.items():
+        _tell(f"({number}) {note}")
+    _tell("whole numbers agree if equal, others if they round to what is printed, those with ± if within it")
+    stated = sum(not line.agrees and bool(line.stated) for line in lines)
+    told = f"; {stated} more differ as stated" if stated else ""
+    _tell(f"{sum(line.agrees for line in lines)} of {len(lines) - stated} agree{told}")
 
 
 def _show_method(name: str, as_json: bool) -> None:

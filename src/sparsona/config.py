@@ -249,6 +249,8 @@ def allowed(kind: Any) -> str:
     if origin is tuple:
         return f"a list, each item {allowed(arguments[0])}"
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    if dataclasses.is_dataclass(kind):
+        return f"a table of {' and '.join(f.name for f in dataclasses.fields(kind))}"
     return words.get(kind, "a table")
 
 
@@ -320,6 +322,8 @@ def _build(kind: Any, value: Any, path: str) -> Any:
         if not isinstance(value, dict):
             raise RecipeError(f"{path} = {_shown(value)}: must be a table")
         _known(kind, value, f"{path}.")
+        for key, hint in typing.get_type_hints(kind, include_extras=True).items():
+            _as_table(hint, value.get(key), f"{path}.{key}")
     _plain(value, path)
     try:
         # JSON's strict mode takes lists as tuples and 1 as 1.0, but no "5" as 5 and no true as 1
@@ -327,6 +331,12 @@ def _build(kind: Any, value: Any, path: str) -> Any:
     except ValidationError as error:
         told = dict.fromkeys(_say(e, kind, path) for e in error.errors())  # a union complains once for each choice
         raise RecipeError("; ".join(told)) from error
+
+
+def _as_table(kind: Any, value: Any, path: str) -> None:
+    """Check a table that stands where other things may stand too as the kind of table that it is most like."""
+    if isinstance(value, dict) and (forms := [c for c in _choices(kind) if dataclasses.is_dataclass(c)]):
+        _build(max(forms, key=lambda form: sum(f.name in value for f in dataclasses.fields(form))), value, path)
 
 
 def _plain(value: Any, path: str) -> None:

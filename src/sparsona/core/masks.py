@@ -8,7 +8,7 @@ A tensor outside the scope of a mask, and every buffer, is dense: all ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import compress
@@ -151,6 +151,15 @@ def starved(layout: Layout, counts: Sequence[int]) -> list[str]:
     """Tensors of weights or scales that are left without a single entry, so that nothing passes their layer."""
     pairs = zip(layout.slots, counts, strict=True)
     return [s.name for s, k in pairs if k == 0 and s.kind in ("weight", "norm") and not s.name.endswith("bias")]
+
+
+def least_density(layout: Layout, counts: Callable[[Layout, float], list[int]]) -> float:
+    """About the smallest density at which nothing is starved."""
+    low, high = 0.0, 1.0
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if starved(layout, counts(layout, middle)) else (low, middle)
+    return high
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sparsona.core.rng import Rng
@@ -34,6 +35,26 @@ class Prepare:
 
 
 @dataclass(frozen=True)
+class Augment:
+    """Random crops after padding with black, and random mirror images: training pictures that differ each time."""
+
+    pad: int = 4
+    flip: bool = True
+
+    def __call__(self, x: Tensor, rng: Rng) -> Tensor:
+        """Pictures [n, height, width, channels] as bytes, each moved and mirrored by its own draw."""
+        n, height, width, _ = x.shape
+        down, right = (torch.from_numpy(rng(way).numpy().integers(0, 2 * self.pad + 1, n)) for way in ("down", "right"))
+        rows = down[:, None] + torch.arange(height)  # [n, height]
+        columns = right[:, None] + torch.arange(width)  # [n, width]
+        if self.flip:
+            mirrored = torch.from_numpy(rng("flip").numpy().random(n) < 0.5)
+            columns = torch.where(mirrored[:, None], columns.flip(1), columns)
+        padded = F.pad(x, (0, 0, self.pad, self.pad, self.pad, self.pad))
+        return padded[torch.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+
+@dataclass(frozen=True)
 class Samples:
     """Some samples of a data set: all clients share the tensors, each has its own index."""
 
@@ -41,14 +62,18 @@ class Samples:
     y: Tensor  # [n]
     index: Tensor  # [m] which of them are ours
     prepare: Prepare = Prepare()
+    augment: Augment | None = None  # for training batches alone
 
     def __len__(self) -> int:
         return len(self.index)
 
-    def at(self, places: Tensor) -> Batch:
-        """The samples at these places of the index, ready for the model."""
+    def at(self, places: Tensor, rng: Rng | None = None) -> Batch:
+        """The samples at these places of the index, ready for the model; changed at random if there is a key to it."""
         rows = self.index[places]
-        return self.prepare(self.x[rows]), self.y[rows]
+        x = self.x[rows]
+        if rng is not None and self.augment is not None:
+            x = self.augment(x, rng)
+        return self.prepare(x), self.y[rows]
 
     def all(self, size: int) -> Iterator[Batch]:
         """All samples in order, at most ``size`` at a time."""
@@ -77,11 +102,11 @@ class Batches:
     def __iter__(self) -> Iterator[Batch]:
         n = len(self.samples)
         for epoch in range(self.epochs):
-            for places in torch.split(self.rng("epoch", epoch).permutation(n), self.size):
+            for i, places in enumerate(torch.split(self.rng("epoch", epoch).permutation(n), self.size)):
                 # a client with less than one batch still trains on what it has
                 if self.drop_last and len(places) < self.size <= n:
                     continue
-                yield self.samples.at(places)
+                yield self.samples.at(places, self.rng("augment", epoch, i))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
 from sparsona.core.rng import Rng
-from sparsona.core.samples import LocalData, Samples
+from sparsona.core.samples import Augment, LocalData, Samples
 from sparsona.data import partition, split
 from sparsona.data.partition import Part, Parts
 from sparsona.data.sources import Dataset, load
@@ -51,6 +51,7 @@ class DataConfig:
     test_share: Annotated[float, Gt(0)] = 0.2  # ratio only
     test_samples: Annotated[int, Ge(1)] = 100  # label_mix
     test_overlap: bool = True  # label_mix: where a class runs out, two clients may be tested on one sample
+    augment: Literal["none", "crop", "crop-flip"] = "none"  # pictures, in training: moved by up to 4 pixels; mirrored
     vocabulary: Annotated[int, Interval(ge=3, le=1_000_000)] = 10_000  # text
     length: Annotated[int, Interval(ge=1, le=10_000)] = 256  # text
 
@@ -99,7 +100,8 @@ class Fleet:
     def local(self, k: int) -> LocalData:
         """What client k may learn from."""
         part = self.parts[k]
-        return LocalData(self._samples(part.train), self._samples(part.validation))
+        how = None if self.config.augment == "none" else Augment(flip=self.config.augment == "crop-flip")
+        return LocalData(replace(self._samples(part.train), augment=how), self._samples(part.validation))
 
     def test(self, k: int) -> Samples:
         """What client k is tested on."""
@@ -132,6 +134,8 @@ def divide(dataset: Dataset, config: DataConfig, seed: int) -> Fleet:
         raise ValueError(
             f"split {config.split!r} needs an official test set, which {dataset.name} has not; use 'ratio'"
         )
+    if config.augment != "none" and not dataset.prepare.mean:
+        raise ValueError(f"augment {config.augment!r} is for pictures, which {dataset.name} does not hold; use 'none'")
     names = tuple(str(k) for k in range(config.clients))
     held: Parts
     tests: Parts | None = None

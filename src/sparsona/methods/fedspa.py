@@ -89,8 +89,9 @@ class FedSpa(Training):
 
     def start(self, fleet: int, ctx: Ctx) -> Server:
         density = budgets.least("density", self.density, fleet)
-        if without := masks.starved(ctx.layout, _counts(ctx.layout, self.layers, density)):
-            raise ValueError(f"density: {density} leaves {without[0]} without any weight; more is needed")
+        if without := masks.starved(ctx.layout, _COUNTS[self.layers](ctx.layout, density)):
+            needed = f"about {masks.least_density(ctx.layout, _COUNTS[self.layers]):.3g} or more is needed"
+            raise ValueError(f"density: {density} leaves {without[0]} without any weight; {needed}")
         return Server(ctx.theta0)
 
     def mask_of(self, server: Server, k: int, ctx: Ctx) -> Mask:
@@ -138,10 +139,9 @@ class FedSpa(Training):
         return server.theta
 
 
-def _counts(layout: Layout, layers: str, density: float) -> list[int]:
-    return (masks.erk_counts if layers == "erk" else masks.uniform_counts)(layout, density)
+_COUNTS = {"erk": masks.erk_counts, "uniform": masks.uniform_counts}
 
 
 @lru_cache(maxsize=4)  # one mask serves many clients
 def _first(layout: Layout, layers: str, density: float, key: Rng) -> Mask:
-    return masks.random(layout, _counts(layout, layers, density), key)
+    return masks.random(layout, _COUNTS[layers](layout, density), key)

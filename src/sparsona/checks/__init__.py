@@ -1,0 +1,12 @@
+"""Figures that papers print and that need no training, recomputed through the code that runs: ``sparsona check``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from sparsona.checks.fedspa import fedspa
+from sparsona.checks.line import Line
+
+__all__ = ["CHECKS", "Line"]
+
+CHECKS: dict[str, Callable[[], Iterator[Line]]] = {"fedspa": fedspa}
