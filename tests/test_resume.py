@@ -93,15 +93,17 @@ class Mother:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("engine", "kills"), [("local", 30), ("pool", 4)])
-def test_killed_at_random_moments(engine, kills, tmp_path):
+@pytest.mark.parametrize(
+    ("method", "engine", "kills"), [("ditto", "local", 26), ("ditto", "pool", 4), ("fedspa", "local", 12)]
+)
+def test_killed_at_random_moments(method, engine, kills, tmp_path):
     """Each kill hits a random moment of a run that trains, evaluates, records or writes a checkpoint."""
-    r = recipe("ditto", rounds=60, engine=engine, results={"models": True, "figures": True})
+    r = recipe(method, rounds=60, engine=engine, results={"models": True, "figures": True})
     run(r, tmp_path / "whole")
     want = files(tmp_path / "whole", LEAVE)
     out = tmp_path / "killed"
     mother = Mother(out, written(r, tmp_path / "r.toml"))
-    dice = random.Random(engine)
+    dice = random.Random(method + engine)
     done = 0
     while done < kills:
         before = rows(out)

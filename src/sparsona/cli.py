@@ -72,6 +72,9 @@ DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Folder with the data sets.", envvar="SPARSONA_DATA", show_envvar=True)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of tables and progress.")]
+Only = Annotated[
+    str | None, typer.Option("--only", help="Run these variants of the recipe alone: names with commas between.")
+]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Changes: key=value, for example method.lr=0.05 rounds=20")]
 
 
@@ -98,13 +101,14 @@ def run(
     model: Annotated[
         str | None, typer.Option("--model", help="A model's name or your own package.module:Class.")
     ] = None,
+    only: Only = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
     """Run a recipe, with progress, into a folder of its own."""
     with _errors(as_json):
         changes = [*(overrides or ()), *([] if model is None else [f"model.name={json.dumps(model)}"])]
-        plan = load(recipe, changes)
+        plan = load(recipe, changes, _listed(only))
         first = next(iter(plan.values()))
         target = folder or _free(Path("runs"), first.name)
         vacant(target)
@@ -132,12 +136,13 @@ def sweep(
     folder: Annotated[
         Path | None, typer.Option("--out", help="Folder of the runs; default runs/NAME-sweep-1, -2, ...")
     ] = None,
+    only: Only = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
     """Run all combinations of the values listed, and tell means and deviations over seeds; again to go on."""
     with _errors(as_json):
-        plan, made = plan_sweep(recipe, overrides or ())
+        plan, made = plan_sweep(recipe, overrides or (), _listed(only))
         written = {name: tables(r) for name, r in plan.items()}
         target, known = _sweep_folder(folder, next(iter(plan.values())).name, written)
         if not known:
@@ -376,6 +381,11 @@ def _tell(text: str) -> None:
     out.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+def _listed(names: str | None) -> list[str]:
+    """Names with commas between them, as a list."""
+    return [] if names is None else [name.strip() for name in names.split(",")]
+
+
 def _free(base: Path, name: str) -> Path:
     """The first folder base/name-1, -2, ... that is not taken."""
     n = 1
@@ -454,9 +464,12 @@ def _run_plan(folder: Path, data_dir: Path | None, as_json: bool) -> list[Run]:
     """Run what a plan still lacks."""
     runs = []
     plan = _plan(folder)
+    swept = (folder / SWEEP).is_file()
+    if swept:
+        Sweep.read(folder)  # a file that is damaged is told now, not when all is run
     for number, (name, recipe) in enumerate(plan.items(), start=1):
         path = folder / name
-        if (folder / SWEEP).is_file() and not as_json and not Run(path).finished:
+        if swept and not as_json and not Run(path).finished:
             err.print(f"run {number} of {len(plan)}: {name}", markup=False, highlight=False, soft_wrap=True)
         if (path / "recipe.toml").is_file():
             runs.append(_resume(path, data_dir, as_json, top=folder))

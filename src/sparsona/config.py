@@ -9,7 +9,7 @@ import math
 import re
 import tomllib
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType, UnionType
@@ -129,10 +129,10 @@ def read(name: str) -> dict[str, Any]:
 Change = tuple[list[str], Any]  # a key in its parts, and its new value
 
 
-def load(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
-    """The checked runs of a recipe by variant; a recipe without variants is one run, called by the recipe's name."""
+def load(name: str, overrides: Iterable[str] = (), only: Sequence[str] = ()) -> dict[str, Recipe]:
+    """The checked runs of a recipe by variant, all or ``only`` some; one without variants is one run of its name."""
     changes = [_override(text) for text in overrides]
-    raw = variants(name)
+    raw = variants(name, only)
     plan = {}
     for variant in raw:
         recipe = changed(raw, variant, changes)
@@ -140,12 +140,14 @@ def load(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
     return plan
 
 
-def variants(name: str) -> dict[str | None, dict[str, Any]]:
-    """A recipe's plain tables by variant, not yet checked; None is the one key where it has no variants."""
+def variants(name: str, only: Sequence[str] = ()) -> dict[str | None, dict[str, Any]]:
+    """A recipe's plain tables by variant, all or some, not yet checked; None is the one key if it has no variants."""
     raw = read(name)
     raw.setdefault("name", Path(name).stem)
     differing = raw.pop("variants", None)
     if differing is None:
+        if only:
+            raise RecipeError(f"only {', '.join(only)}: the recipe has no variants to choose from")
         return {None: raw}
     if not isinstance(differing, dict) or not differing:
         raise RecipeError("variants: must be a table of tables, each with what differs")
@@ -153,7 +155,10 @@ def variants(name: str) -> dict[str | None, dict[str, Any]]:
         if not isinstance(table, dict):
             raise RecipeError(f"variants.{variant} = {_shown(table)}: must be a table of what differs")
         named(f"variants.{variant}", variant)
-    return {variant: _merge(raw, table) for variant, table in differing.items()}
+    for variant in only:
+        if variant not in differing:
+            raise RecipeError(f"only {_shown(variant)}: no such variant{nearest(variant, differing)}")
+    return {variant: _merge(raw, table) for variant, table in differing.items() if not only or variant in only}
 
 
 def changed(raw: Mapping[str | None, dict[str, Any]], variant: str | None, changes: Iterable[Change]) -> Recipe:

@@ -65,6 +65,7 @@ class Column:
     words: bool = False  # not a number
 
 
+_SHARED = Column("shared %", lambda r: "" if r["shared_accuracy"] is None else _percent(r["shared_accuracy"]))
 _BEST = Column("best round", lambda r: str(r["best_round"]))  # the last of the results; costs follow
 _NAME = 16  # characters that a run's name is left in a table in one part
 
@@ -152,6 +153,7 @@ class Comparison:
             Column("by sample %", lambda r: _percent(r["accuracy_by_sample"])),
             Column("bottom decile %", lambda r: _percent(r["bottom_decile"])),
             Column("spread %", lambda r: _percent(r["spread"])),
+            *([_SHARED] if any(row["shared_accuracy"] is not None for row in self.rows) else []),
             _BEST,
         ]
         if targets != {None}:
@@ -233,6 +235,7 @@ def _row(run: Run, name: str, target: float | None) -> Row:
         "accuracy_by_sample": score["accuracy_by_sample"],
         "bottom_decile": score["bottom_decile"],
         "spread": score["spread"],
+        "shared_accuracy": (summary.get("shared") or {}).get("accuracy"),
         "best_round": summary["best"]["round"],
         "best_accuracy": summary["best"]["accuracy"],
         "target": target,
@@ -273,10 +276,10 @@ def _notes(runs: Sequence[Run], names: Sequence[str]) -> Iterator[str]:
             others.setdefault(key, []).append(f"{_value(data.get(key))} in {name}")
     for key, told in others.items():
         yield f"the runs differ in data: {key} is {_value(first.get(key))} in {names[0]}, but {', '.join(told)}"
-    odd = [name for run, name in zip(runs, names, strict=True) if run.point != runs[0].point]
-    if odd:
-        point = next(p for p in _POINTS if p != runs[0].point)
-        yield f"accuracy is {_POINTS[runs[0].point]} in {names[0]}, but {_POINTS[point]} in {', '.join(odd)}"
+    for point, words in _POINTS.items():
+        odd = [name for run, name in zip(runs, names, strict=True) if run.point == point != runs[0].point]
+        if odd:
+            yield f"accuracy is {_POINTS[runs[0].point]} in {names[0]}, but {words} in {', '.join(odd)}"
 
 
 def _data(run: Run) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, overload
 import numpy as np
 import torch
 from safetensors.torch import save
+from torch import Tensor
 
 import sparsona
 from sparsona.config import Recipe, RecipeError, check, tables
@@ -29,7 +30,7 @@ from sparsona.engines.local import Local
 from sparsona.engines.pool import Pool
 from sparsona.engines.rounds import Engine, Round, star
 from sparsona.engines.store import Checkpoint, Store
-from sparsona.engines.values import dumps, loads, types_of
+from sparsona.engines.values import dumps, loads, split, types_of
 from sparsona.evaluate import metrics
 from sparsona.method import Inbox, Server, SharedModel, StarMethod
 from sparsona.models import build as build_model
@@ -179,6 +180,7 @@ class _Loop:
     rows: list[dict[str, Any]] = field(default_factory=list)
     latest: dict[int, Score] = field(default_factory=dict)  # each client's score after its last local training
     journals: dict[str, Journal] = field(default_factory=dict)
+    apart: dict[str, Tensor] = field(default_factory=dict)  # parts of the server's value as they were last written
 
     def go(self) -> dict[str, Any]:
         """Run to the end and give the summary."""
@@ -221,7 +223,9 @@ class _Loop:
         if self.folder is not None:
             self.rows = list(self.folder.rows("rounds"))
         self.latest = {int(k): Score(*s) for k, s in checkpoint.progress["latest"].items()}
-        return loads(checkpoint.server, types_of(self.method)), checkpoint.rounds_done
+        server = loads(checkpoint.server, types_of(self.method), lambda name: loads(store.part(name), {}))
+        self.apart = split(server)[1]
+        return server, checkpoint.rounds_done
 
     def _round(self, store: Store, server: Server, t: int) -> Server:
         """One round: train, merge, evaluate, record, checkpoint."""
@@ -237,7 +241,12 @@ class _Loop:
         scores = self._evaluate(store, server, t) if self._due(t) else {}
         scores["after"] = done.scores
         row = self._record(done, scores)
-        store.end_round(Checkpoint(t + 1, dumps(server), self._progress()))
+        kept, apart = split(server)
+        for name, tensor in apart.items():
+            if self.apart.get(name) is not tensor:
+                store.put_part(name, dumps(tensor))
+        self.apart = apart
+        store.end_round(Checkpoint(t + 1, kept, self._progress()))
         if (t + 1) % recipe.engine.checkpoint_every == 0 or t + 1 == recipe.rounds:
             store.commit()
         seconds = time.perf_counter() - began

@@ -12,10 +12,12 @@ def test_a_round_is_kept_whole_or_not_at_all(tmp_path):
     store = Store(tmp_path / "s.sqlite")
     store.begin_round()
     store.put(3, b"three")
+    store.put_part("masks[3]", b"mask")
     store.end_round(Checkpoint(1, b"server", {"a": 1}))
     store.commit()
     store.begin_round()
     store.put(3, b"changed")
+    store.put_part("masks[3]", b"changed")
     store.put(4, b"four")
     assert store.client(3) == b"changed"
     store.rescue()
@@ -25,6 +27,9 @@ def test_a_round_is_kept_whole_or_not_at_all(tmp_path):
     assert again.clients() == [3]
     assert again.checkpoint() == Checkpoint(1, b"server", {"a": 1})
     assert again.client(9) is None
+    assert again.part("masks[3]") == b"mask"
+    with pytest.raises(StoreError, match="damaged: it has no nothing"):
+        again.part("nothing")
 
 
 def test_what_is_not_committed_is_forgotten_unless_rescued(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sparsona.core.wire import Sparse
-from sparsona.engines.values import dumps, loads, types_of
+from sparsona.engines.values import dumps, loads, split, types_of
 from sparsona.methods import METHODS
 from sparsona.methods.ditto import Client as DittoClient
 
@@ -39,6 +39,19 @@ def test_round_trip_of_everything():
     assert torch.equal(back.by_client[3], torch.arange(4))
     assert back.note == "é"
     assert dumps(back) == dumps(toy)
+
+
+def test_what_lies_in_a_dict_can_be_kept_apart():
+    mask, each = torch.tensor([True, False, True]), {3: torch.arange(4), 1: torch.tensor([False, True])}
+    toy = Toy(mask, torch.tensor([1.5]), (), each)
+    kept, apart = split(toy)
+    assert len(apart) == 2
+    assert {id(t) for t in apart.values()} == {id(t) for t in each.values()}  # the very tensors: not copied
+    stored = {name: dumps(tensor) for name, tensor in apart.items()}
+    back = loads(kept, TYPES, lambda name: loads(stored[name], {}))
+    assert dumps(back) == dumps(toy)
+    with pytest.raises(ValueError, match="lies elsewhere"):
+        loads(kept, TYPES)
 
 
 def test_masks_cost_a_bit_each():

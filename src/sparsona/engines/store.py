@@ -23,7 +23,7 @@ class Checkpoint:
     """The end of a round."""
 
     rounds_done: int
-    server: bytes
+    server: bytes  # without the parts that are kept by themselves
     progress: dict[str, Any]  # totals, latest scores, lengths of the result files
 
 
@@ -40,6 +40,7 @@ class Store:
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.execute("PRAGMA cache_size = -65536")
             self._db.execute("CREATE TABLE IF NOT EXISTS clients (k INTEGER PRIMARY KEY, value BLOB NOT NULL)")
+            self._db.execute("CREATE TABLE IF NOT EXISTS parts (name TEXT PRIMARY KEY, value BLOB NOT NULL)")
             self._db.execute(
                 "CREATE TABLE IF NOT EXISTS checkpoint (one INTEGER PRIMARY KEY CHECK (one = 1), "
                 "rounds INTEGER NOT NULL, server BLOB NOT NULL, progress TEXT NOT NULL)"
@@ -65,6 +66,17 @@ class Store:
     def put(self, k: int, value: bytes) -> None:
         """Client k's new value, kept with the round."""
         self._do("INSERT OR REPLACE INTO clients VALUES (?, ?)", (k, value))
+
+    def part(self, name: str) -> bytes:
+        """A part of the server's value that is kept by itself."""
+        row = self._do("SELECT value FROM parts WHERE name = ?", (name,)).fetchone()
+        if row is None:
+            raise StoreError(f"the checkpoint in {self.path or 'memory'} is damaged: it has no {name}")
+        return bytes(row[0])
+
+    def put_part(self, name: str, value: bytes) -> None:
+        """A part of the server's value that changed, kept with the round."""
+        self._do("INSERT OR REPLACE INTO parts VALUES (?, ?)", (name, value))
 
     def end_round(self, checkpoint: Checkpoint) -> None:
         """The round is whole; the checkpoint belongs to it, so that clients and server never come apart."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,20 +37,33 @@ def dumps(value: object) -> bytes:
     return save(tensors, metadata={"tree": json.dumps(tree, separators=(",", ":"))})
 
 
-def loads(data: bytes, types: Types) -> Any:
-    """The value back; only dataclasses among ``types`` are built."""
+def split(value: object) -> tuple[bytes, dict[str, Tensor]]:
+    """Like ``dumps``, but tensors that lie in a dict, such as one per client, apart: few of them change in a round."""
+    tensors: dict[str, Tensor] = {}
+    apart: dict[str, Tensor] = {}
+    tree = _lower(value, tensors, apart)
+    return save(tensors, metadata={"tree": json.dumps(tree, separators=(",", ":"))}), apart
+
+
+def loads(data: bytes, types: Types, apart: Callable[[str], Tensor] | None = None) -> Any:
+    """The value back; only dataclasses among ``types`` are built, and what lies ``apart`` is asked for by name."""
     try:
         size = int.from_bytes(data[:8], "little")
         tree = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["tree"])
-        return _raise(tree, load(data), types)
+        return _raise(tree, load(data), types, apart)
     except (SafetensorError, KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
         raise ValueError(f"not a stored value, or a damaged one: {error}") from error
 
 
-def _lower(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _lower(
+    value: Any, tensors: dict[str, Tensor], apart: dict[str, Tensor] | None = None, path: str = "", inside: bool = False
+) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Tensor):
+        if inside and apart is not None:
+            apart[path] = value
+            return {"apart": path}
         name = str(len(tensors))
         if value.dtype == torch.bool:
             tensors[name] = torch.from_numpy(np.packbits(value.contiguous().numpy().reshape(-1)))
@@ -57,18 +71,27 @@ def _lower(value: Any, tensors: dict[str, Tensor]) -> Any:
         tensors[name] = value.detach().contiguous().clone()
         return {"tensor": name}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: _lower(getattr(value, f.name), tensors) for f in dataclasses.fields(value)}
+        fields = {
+            f.name: _lower(getattr(value, f.name), tensors, apart, f"{path}.{f.name}", inside)
+            for f in dataclasses.fields(value)
+        }
         return {"type": type(value).__name__, "fields": fields}
     if isinstance(value, tuple):
-        return {"tuple": [_lower(v, tensors) for v in value]}
+        return {"tuple": [_lower(v, tensors, apart, f"{path}.{i}", inside) for i, v in enumerate(value)]}
     if isinstance(value, dict):
-        return {"dict": [[_lower(k, tensors), _lower(v, tensors)] for k, v in value.items()]}
+        return {
+            "dict": [[_lower(k, tensors), _lower(v, tensors, apart, f"{path}[{k!r}]", True)] for k, v in value.items()]
+        }
     raise TypeError(f"a stored value cannot hold a {type(value).__name__}: {value!r}")
 
 
-def _raise(tree: Any, tensors: dict[str, Tensor], types: Types) -> Any:
+def _raise(tree: Any, tensors: dict[str, Tensor], types: Types, apart: Callable[[str], Tensor] | None) -> Any:
     if not isinstance(tree, dict):
         return tree
+    if "apart" in tree:
+        if apart is None:
+            raise ValueError(f"{tree['apart']} lies elsewhere")
+        return apart(tree["apart"])
     if "tensor" in tree:
         return tensors[tree["tensor"]]
     if "bits" in tree:
@@ -80,10 +103,10 @@ def _raise(tree: Any, tensors: dict[str, Tensor], types: Types) -> Any:
         bits = np.unpackbits(packed, count=count)
         return torch.from_numpy(bits.astype(np.bool_)).view(shape)
     if "tuple" in tree:
-        return tuple(_raise(v, tensors, types) for v in tree["tuple"])
+        return tuple(_raise(v, tensors, types, apart) for v in tree["tuple"])
     if "dict" in tree:
-        return {_raise(k, tensors, types): _raise(v, tensors, types) for k, v in tree["dict"]}
-    return types[tree["type"]](**{n: _raise(v, tensors, types) for n, v in tree["fields"].items()})
+        return {_raise(k, tensors, types, apart): _raise(v, tensors, types, apart) for k, v in tree["dict"]}
+    return types[tree["type"]](**{n: _raise(v, tensors, types, apart) for n, v in tree["fields"].items()})
 
 
-__all__ = ["Types", "dumps", "loads", "types_of"]
+__all__ = ["Types", "dumps", "loads", "split", "types_of"]

@@ -1,0 +1,473 @@
+"""Sweeps: which runs they make, what the table says of them, and going on."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from rich.console import Console
+from typer.testing import CliRunner
+
+from small import recipe
+from sparsona import cli, sweep
+from sparsona.config import METHODS, RecipeError, options, tables, to_toml
+from sparsona.results import Run, RunError
+from sparsona.sweep import Setting, Sweep, plan, table
+from test_report import DITTO, FEDAVG, PNG, make
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with two tiny recipes, one of them with variants."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SPARSONA_DATA", raising=False)
+    monkeypatch.setenv("COLUMNS", "140")
+    raw = tables(recipe(rounds=2, evaluate={"points": ["before"]}, data={"clients": 4, "sample_share": 0.2}))
+    Path("small.toml").write_text(to_toml(raw))
+    ways = {"shared": {"method": {"name": "fedavg"}}, "own": {"method": {"name": "ditto"}}}
+    Path("two.toml").write_text(to_toml(raw | {"name": "two", "variants": ways}))
+    return tmp_path
+
+
+def call(*arguments: str) -> Result:
+    done = CliRunner().invoke(cli.app, ["sweep", *arguments] if arguments[0] != "resume" else list(arguments))
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+def ok(*arguments: str) -> Result:
+    done = call(*arguments)
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def refused(*arguments: str) -> str:
+    done = call(*arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    return done.stderr.removeprefix("error: ").strip()
+
+
+def contents(top: Path) -> dict[str, tuple[bytes, int]]:
+    """All files below a folder, with when they were written."""
+    files = [p for p in top.rglob("*") if p.is_file()]
+    return {p.relative_to(top).as_posix(): (p.read_bytes(), p.stat().st_mtime_ns) for p in files}
+
+
+# -- what is listed --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("rounds=20", [20]),
+        ("method.density=0.2,0.5", [0.2, 0.5]),
+        ("method.search=dst,rsm", ["dst", "rsm"]),
+        ("method.search=dst, rsm", ["dst", "rsm"]),
+        ("data.x=[1,2]", [[1, 2]]),
+        ("data.x=[1,2],[3]", [[1, 2], [3]]),
+        ('a={b = 1, c = "}"},{b = 2, c = "x"}', [{"b": 1, "c": "}"}, {"b": 2, "c": "x"}]),
+        ('a="x,y"', ["x,y"]),
+        ("a='x,y',z", ["x,y", "z"]),
+        (r'a="x\",y",z', ['x",y', "z"]),
+        ("a=it's,b", ["it's", "b"]),
+        ("a=true,1,1.5,word", [True, 1, 1.5, "word"]),
+        ('a="",b', ["", "b"]),
+        ("a=", [""]),
+        ("a=[1,2", ["[1,2"]),
+    ],
+)
+def test_values_are_parted_by_commas_outside_of_brackets_and_quotes(text: str, values: list[Any]) -> None:
+    assert options(text)[1] == values
+
+
+def test_the_product_of_all_values_by_readable_names() -> None:
+    recipes, made = plan("small.toml", ["method.lr=0.05,0.1", "rounds=3", "method.lr_schedule=constant,cosine"])
+    assert list(recipes) == [
+        "lr=0.05 lr_schedule=constant",
+        "lr=0.05 lr_schedule=cosine",
+        "lr=0.1 lr_schedule=constant",
+        "lr=0.1 lr_schedule=cosine",
+    ]
+    assert [(r.method.lr, r.method.lr_schedule) for r in recipes.values()] == [  # type: ignore[attr-defined]
+        (0.05, "constant"),
+        (0.05, "cosine"),
+        (0.1, "constant"),
+        (0.1, "cosine"),
+    ]
+    assert {r.rounds for r in recipes.values()} == {3}
+    assert made.axes == ["method.lr", "method.lr_schedule"]
+    assert made.runs["lr=0.1 lr_schedule=cosine"] == Setting(None, {"method.lr": 0.1, "method.lr_schedule": "cosine"})
+
+
+def test_without_several_values_a_sweep_is_the_recipes_own_runs() -> None:
+    assert list(plan("small.toml", ["rounds=3"])[0]) == ["small"]
+    assert list(plan("two.toml")[0]) == ["shared", "own"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["method.name=fedavg,ditto"], ["method=fedavg", "method=ditto"]),
+        (["method.batch=8,16", "evaluate.batch=32"], ["batch=8", "batch=16"]),
+        (["method.batch=8,16", "evaluate.batch=32,64"], ["method.batch=8 evaluate.batch=32", None, None, None]),
+        (["method.lr_steps=[0.5],[0.25,0.75]"], ["lr_steps=[0.5]", "lr_steps=[0.25, 0.75]"]),
+        (["description=a/b,a:b,A?B"], ["description=a-b", "description=a-b (2)", "description=A-B (3)"]),
+        (["results.models=true,false"], ["models=true", "models=false"]),
+    ],
+)
+def test_names_are_short_and_can_be_folders(arguments: list[str], names: list[str | None]) -> None:
+    got = list(plan("small.toml", arguments)[0])
+    assert len(got) == len(names)
+    assert all(want in (None, name) for want, name in zip(names, got, strict=True))
+
+
+def test_long_names_are_cut_and_stay_apart() -> None:
+    one, two = plan("small.toml", [f"description={'x' * 120},{'x' * 120}y"])[0]
+    assert (len(one), one[:14]) == (100, "description=xx")
+    assert two.endswith("xx (2)")
+
+
+def test_variants_are_multiplied_by_what_concerns_them() -> None:
+    recipes, made = plan("two.toml", ["variants.own.method.pull=0.1,0.5", "seed=1,2"])
+    assert list(recipes) == [
+        "shared seed=1",
+        "shared seed=2",
+        "own pull=0.1 seed=1",
+        "own pull=0.1 seed=2",
+        "own pull=0.5 seed=1",
+        "own pull=0.5 seed=2",
+    ]
+    assert made.axes == ["seed", "method.pull"]
+    assert made.runs["own pull=0.1 seed=2"] == Setting("own", {"method.pull": 0.1, "seed": 2})
+    # what is said of one variant goes before what is said of all, for that variant
+    recipes, made = plan("two.toml", ["seed=1,2", "variants.own.seed=3"])
+    assert {name: r.seed for name, r in recipes.items()} == {"shared seed=1": 1, "shared seed=2": 2, "own": 3}
+    assert made.runs["own"] == Setting("own", {})
+    assert list(plan("two.toml", ["seed=1,2", "variants.own.seed=3,4"])[0])[2:] == ["own seed=3", "own seed=4"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["seed=1,2,1"], "seed = 1: listed twice"),
+        (["method.lr=0.1,1e-1"], "method.lr = 0.1: listed twice"),
+        (["rounds=2024-01-01,2024-01-01"], "rounds = 2024-01-01: listed twice"),
+        (["method.lr=0.1,,0.2"], "method.lr = 0.1,,0.2: a value between commas is empty"),
+        (["seed=1,2,"], "seed = 1,2,: a value between commas is empty"),
+        (["rounds=3", "rounds=4"], "rounds: given twice"),
+        (["seed=1,2", "seed = 3,4"], "seed: given twice"),
+        (["seed"], "an override is key=value"),
+        (["method.lr=0.1,0"], "method.lr = 0: must be a number, above 0"),
+        (["method.lr=0.1,high"], 'method.lr = "high": must be a number, above 0'),
+        (["sed=1,2"], 'sed: no such field; did you mean "seed"?'),
+        (["variants.own.seed=1,2"], "variants: no such field"),
+        ([f"seed={','.join(map(str, range(40)))}", f"rounds={','.join(map(str, range(1, 31)))}"], "make 1,200 runs"),
+        (["data.clients=4,5000"], "samples are too few for 5,000 clients"),
+        (["data.alpha=1,2", 'data={source = "digits", clients = 4}'], "data.alpha = 1 and 2 make the same run"),
+    ],
+)
+def test_what_cannot_be_run_is_told_before_anything_is(folder: Path, arguments: list[str], text: str) -> None:
+    before = contents(folder)
+    assert text in refused("small.toml", *arguments)
+    assert contents(folder) == before
+    done = call("small.toml", *arguments, "--json")
+    assert done.exit_code == 2
+    assert text in json.loads(done.stdout)["error"]
+
+
+def test_errors_of_variants_name_the_variant() -> None:
+    with pytest.raises(RecipeError, match=r"variant shared: method\.pull: no such field.*variants\.NAME\.method\.pull"):
+        plan("two.toml", ["method.pull=0.1,0.5"])
+    with pytest.raises(RecipeError, match=r'variants\.won\.seed: no such variant; did you mean "own"'):
+        plan("two.toml", ["variants.won.seed=1,2"])
+    with pytest.raises(RecipeError, match=r"variants\.own: must be variants\.NAME\.KEY"):
+        plan("two.toml", ["variants.own=1,2"])
+    with pytest.raises(RecipeError, match=r"make 2,000 runs: must be at most 1,000"):
+        plan("two.toml", [f"seed={','.join(map(str, range(1000)))}"])
+
+
+# -- the table -------------------------------------------------------------------------------------------------------
+
+WEAK = [FEDAVG[0], {0: (6, 10), 1: (6, 10), 2: (12, 20), 3: (24, 40)}]  # mean 0.5, then 0.6
+
+
+def some(folder: Path, **more: Any) -> tuple[list[Run], Sweep]:
+    """Three runs of one group, with mean accuracies 0.7, 0.6 and 0.725, and one of another."""
+    settings = {
+        "lr=0.1 seed=1": ({"method.lr": 0.1, "seed": 1}, FEDAVG, 1),
+        "lr=0.1 seed=2": ({"method.lr": 0.1, "seed": 2}, WEAK, 2),
+        "lr=0.1 seed=3": ({"method.lr": 0.1, "seed": 3}, DITTO, 3),
+        "lr=0.5 seed=1": ({"method.lr": 0.5, "seed": 1}, FEDAVG, 40),
+    }
+    runs = [make(folder / name, scores, times=times, **more) for name, (_, scores, times) in settings.items()]
+    return runs, Sweep({name: Setting(None, values) for name, (values, _, _) in settings.items()})
+
+
+def test_rows_are_means_and_deviations_worked_out_by_hand(folder: Path) -> None:
+    runs, made = some(folder, target=0.65)
+    three, one = table(runs, made).json()
+    mean = (0.7 + 0.6 + 0.725) / 3
+    assert three["group"] == "lr=0.1"
+    assert (three["variant"], three["method.lr"], three["seeds"]) == (None, 0.1, 3)
+    assert three["accuracy_mean"] == pytest.approx(mean)
+    assert three["accuracy_std"] == pytest.approx(math.sqrt(sum((a - mean) ** 2 for a in (0.7, 0.6, 0.725)) / 2))
+    assert (three["bottom_decile_mean"], three["bottom_decile_std"]) == (pytest.approx(0.5), pytest.approx(0.1))
+    assert three["best_accuracy_mean"] == pytest.approx(mean)
+    assert (three["wire_bytes_mean"], three["wire_bytes_std"]) == (6e6, 3e6)  # 3, 6 and 9 MB
+    assert (three["paper_bytes_mean"], three["flops_mean"]) == (5.2e6, 8e9)
+    assert (three["target"], three["reached"]) == (0.65, 2)
+    assert (three["rounds_to_target_mean"], three["rounds_to_target_std"]) == (1.5, pytest.approx(0.5**0.5))
+    assert (one["seeds"], one["accuracy_mean"], one["accuracy_std"]) == (1, pytest.approx(0.7), None)
+    assert (one["reached"], one["rounds_to_target_mean"], one["rounds_to_target_std"]) == (1, 2, None)
+
+
+def test_tables_for_reading_and_for_machines(folder: Path) -> None:
+    runs, made = some(folder, target=0.65)
+    told = table(runs, made)
+    assert told.markdown() == (
+        "| lr | seeds | accuracy % | bottom decile % | best % | rounds to 65 % | MB wire | MB paper | GFLOP |\n"
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| 0.1 | 3 | 67.50 ± 6.61 | 50.00 ± 10.00 | 67.50 ± 6.61 | 1.5 (1 not reached) | 6.00 | 5.20 | 8.00 |\n"
+        "| 0.5 | 1 | 70.00 | 50.00 | 70.00 | 2 | 120.0 | 104.0 | 160.0 |\n"
+        "\nNote: ± is the standard deviation over seeds\n"
+    )
+    for width, parts in ((40, 4), (70, 2), (100, 1)):  # in parts where one is too wide
+        console = Console(width=width, file=io.StringIO(), color_system=None)
+        console.print(told.rich(width))
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert "67.50 ± 6.61" in text
+        assert text.count("seeds") == 2  # in the head and in the note
+        assert len(re.findall(r"\blr\b", text)) == parts
+        assert max(map(len, text.splitlines())) <= width
+    back = list(csv.DictReader(io.StringIO(told.csv())))
+    for row, raw in zip(back, told.json(), strict=True):
+        assert list(row) == list(raw)
+        assert all(row[key] == ("" if value is None else str(value)) for key, value in raw.items())
+
+
+def test_a_target_that_none_reached(folder: Path) -> None:
+    told = table(*some(folder, target=0.9))
+    assert told.markdown().count("| not reached |") == 2
+    assert [row["rounds_to_target_mean"] for row in csv.DictReader(io.StringIO(told.csv()))] == ["not reached"] * 2
+    assert "rounds to" not in table(*some(folder / "none")).markdown()
+
+
+def test_groups_are_told_apart_by_variant_and_by_values_of_any_kind(folder: Path) -> None:
+    settings = {
+        "a": Setting("one", {"data.x": [1, 2], "seed": 1}),
+        "b": Setting("one", {"data.x": [1, 2], "seed": 2}),
+        "c": Setting("one", {"data.x": "1|2", "seed": 1}),
+        "d": Setting("two", {"seed": 1}),
+    }
+    made = Sweep(settings)
+    told = table([make(folder / name, FEDAVG) for name in settings], made, folder / "out")
+    assert [(r["group"], r["seeds"]) for r in told.json()] == [("one x=[1, 2]", 2), ("one x=1|2", 1), ("two", 1)]
+    assert "| one | [1, 2] | 2 | 70.00 ± 0.00 |" in told.markdown()
+    assert "| one | 1\\|2 | 1 | 70.00 |" in told.markdown()
+    assert "| two |  | 1 | 70.00 |" in told.markdown()
+    assert [f.name for f in told.files] == ["sweep.csv", "sweep.md", "sweep-rounds.png"]  # all sent the same
+
+
+def test_what_was_never_tested_is_left_out_and_told(folder: Path) -> None:
+    runs, made = some(folder)
+    runs[1] = make(folder / "new" / "lr=0.1 seed=2", [None])
+    told = table(runs, made)
+    assert told.json()[0]["seeds"] == 2
+    assert "no client was ever tested in lr=0.1 seed=2: left out" in told.notes
+    assert table(runs[1:2], made, folder / "out").rows == ()
+    assert not (folder / "out").exists()
+    with pytest.raises(RunError, match="is not of this sweep"):
+        table([make(folder / "other", FEDAVG)], made)
+
+
+def test_different_evaluation_points_are_told(folder: Path) -> None:
+    runs, made = some(folder)
+    runs[3] = make(folder / "new" / "lr=0.5 seed=1", FEDAVG, points=["after"])
+    assert table(runs, made).notes[-1] == (
+        "accuracy is before local training in lr=0.1, but after local training in lr=0.5"
+    )
+
+
+def test_the_sweep_as_a_file(folder: Path) -> None:
+    made = plan("two.toml", ["variants.own.method.pull=0.1,0.5", "seed=1,2"])[1]
+    (folder / "sweep.json").write_text(made.json())
+    assert Sweep.read(folder) == made
+    for text in ("{", "[]", '{"runs": 3}', '{"runs": {"a": 3}}', '{"runs": {"a": {"variant": null}}}'):
+        (folder / "sweep.json").write_text(text)
+        with pytest.raises(RunError, match=r"sweep\.json is damaged"):
+            Sweep.read(folder)
+
+
+# -- the figures -----------------------------------------------------------------------------------------------------
+
+
+def test_figures_are_written_the_same_twice(folder: Path) -> None:
+    runs, made = some(folder, target=0.65)
+    one, two = (table(runs, made, folder / "out" / name) for name in "ab")
+    assert [f.name for f in one.files] == [
+        "sweep.csv",
+        "sweep.md",
+        "sweep-rounds.png",
+        "sweep-accuracy-lr.png",
+        "sweep-bytes.png",
+    ]
+    for a, b in zip(one.files, two.files, strict=True):
+        assert a.read_bytes() == b.read_bytes()
+        assert a.suffix != ".png" or a.read_bytes().startswith(PNG)
+    assert one.files[0].read_text() == one.csv()
+    assert one.files[1].read_text().startswith(one.markdown())
+    assert "![sweep-bytes](sweep-bytes.png)" in one.files[1].read_text()
+    (folder / "file").write_text("")
+    with pytest.raises(RunError, match="cannot write the tables of the sweep into"):
+        table(runs, made, folder / "file")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "panels"),
+    [
+        ((1,), [1]),
+        ((8,), [8]),
+        ((9,), [8]),  # the best
+        ((3, 4), [4, 4, 4]),
+        ((4, 3), [4, 4, 4]),
+        ((2, 2, 3), [6, 6]),
+        ((9, 9), [8]),
+    ],
+)
+def test_lines_are_spread_over_as_few_panels_as_can_be_read(sizes: tuple[int, ...], panels: list[int]) -> None:
+    places: list[dict[str, str]] = [{}]
+    for i, size in enumerate(sizes):
+        places = [p | {f"k{i}": str(v)} for p in places for v in range(size)]
+    groups = [sweep.Group(p, {}, (), {"accuracy_mean": i}) for i, p in enumerate(places)]
+    got = sweep._panels([sweep._Series(g.places, (g,)) for g in groups])
+    assert [len(panel.lines) for panel in got] == panels
+    if len(groups) > sum(panels):
+        assert got[0].title == f"the 8 best of {len(groups)}"
+        assert [s.groups[0] for _, s in got[0].lines] == groups[-8:]
+
+
+# -- whole sweeps ----------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_from_command_to_table_and_on(folder: Path) -> None:
+    command = ["small.toml", "method.lr=0.05,0.2", "seed=1,2", "evaluate.target=0.2"]
+    done = ok(*command)
+    top = folder / "runs" / "small-sweep-1"
+    names = ["lr=0.05 seed=1", "lr=0.05 seed=2", "lr=0.2 seed=1", "lr=0.2 seed=2"]
+    assert {p.name for p in top.iterdir()} == {"plan.json", "sweep.json", "compare", *names}
+    assert [line for line in done.stderr.splitlines() if line.startswith("run ")] == [
+        f"run {i} of 4: {name}" for i, name in enumerate(names, start=1)
+    ]
+    assert done.stdout.endswith("results: runs/small-sweep-1\ntables and pictures: runs/small-sweep-1/compare\n")
+    assert "| rounds to 20 % |" in (top / "compare" / "sweep.md").read_text()
+
+    # against the runs' own summaries
+    rows = list(csv.DictReader((top / "compare" / "sweep.csv").open()))
+    for row, pair in zip(rows, (names[:2], names[2:]), strict=True):
+        a, b = (Run.open(top / name).summary for name in pair)
+        assert float(row["accuracy_mean"]) == pytest.approx((a["accuracy"] + b["accuracy"]) / 2)
+        assert float(row["accuracy_std"]) == pytest.approx(abs(a["accuracy"] - b["accuracy"]) / math.sqrt(2))
+        sent = [s["total"]["down"] + s["total"]["up"] for s in (a, b)]
+        assert float(row["wire_bytes_mean"]) == sum(sent) / 2
+        shown = f"{100 * float(row['accuracy_mean']):.2f} ± {100 * float(row['accuracy_std']):.2f}"
+        assert shown in done.stdout
+        assert shown in (top / "compare" / "sweep.md").read_text()
+    assert [row["method.lr"] for row in rows] == ["0.05", "0.2"]
+
+    # the same command goes on; what is done is not touched
+    before = contents(top)
+    for path in sorted((top / names[1]).rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    again = ok(*command)
+    assert "runs/small-sweep-1 holds this sweep, 3 of 4 runs done: going on with it\n" in again.stderr
+    assert [line for line in again.stderr.splitlines() if line.startswith("run ")] == [f"run 2 of 4: {names[1]}"]
+    assert again.stdout == done.stdout
+    after = contents(top)
+    assert after.keys() == before.keys()
+    for name, (data, written) in before.items():
+        if not name.endswith("timing.jsonl"):
+            assert after[name][0] == data
+        if name.split("/")[0] in {*names} - {names[1]}:
+            assert after[name][1] == written
+    assert not (folder / "runs" / "small-sweep-2").exists()
+
+    # so do the same folder, and resume
+    assert ok(*command, "--out", "runs/small-sweep-1").stdout == done.stdout
+    (top / "sweep.json").unlink()  # killed just before it was written
+    got = json.loads(ok(*command, "--json").stdout)
+    assert set(got) == {"folder", "rows", "notes", "comparison"}
+    assert [str(row["accuracy_mean"]) for row in got["rows"]] == [row["accuracy_mean"] for row in rows]
+    assert json.loads(ok("resume", "runs/small-sweep-1", "--json").stdout) == got
+    resumed = ok("resume", "runs/small-sweep-1")
+    assert resumed.stdout == done.stdout
+    assert resumed.stderr.count("already done") == 4
+
+    # another sweep is another folder
+    assert "runs/small-sweep-1 holds other runs" in refused("small.toml", "seed=1,2", "--out", "runs/small-sweep-1")
+    assert "it is not empty" in refused("small.toml", "seed=1,2", "--out", "runs")
+    assert json.loads(ok("small.toml", "rounds=1", "--json").stdout)["folder"] == "runs/small-sweep-2"
+    (top / "sweep.json").write_text("{")
+    assert "sweep.json is damaged" in refused("resume", "runs/small-sweep-1")
+
+
+def test_other_commands_take_a_sweep_as_they_take_any_runs(folder: Path) -> None:
+    ok("small.toml", "seed=1,2", "rounds=1", "--out", "s")
+    for command in (["compare", "s"], ["show", "s"], ["compare", *(str(p) for p in Path("s").iterdir()), "--out", "c"]):
+        done = CliRunner().invoke(cli.app, command)
+        assert done.exit_code == 0, done.output
+        assert "seed=2" in done.stdout
+    assert {"sweep.csv", "sweep-rounds.png", "compare.csv", "gain.png"} <= {p.name for p in Path("s/compare").iterdir()}
+
+
+def test_an_interrupted_run_goes_on_from_its_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["two.toml", "variants.own.method.pull=0.1,0.5", "results.figures=false"]
+    real = METHODS["ditto"].merge
+
+    def merge(self: Any, server: Any, inbox: Any, ctx: Any) -> Any:
+        if ctx.t == 1:
+            raise KeyboardInterrupt
+        return real(self, server, inbox, ctx)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(METHODS["ditto"], "merge", merge)
+        done = call(*command, "--out", "a")
+    assert done.exit_code == 1
+    assert done.stderr.endswith("error: stopped; what was done is saved, go on with: sparsona resume a\n")
+    assert len(Run.open("a/own pull=0.1").rounds) == 1
+    assert not Path("a/own pull=0.5").exists()
+    shared = contents(folder / "a" / "shared")
+    went_on = ok(*command, "--out", "a")
+    assert contents(folder / "a" / "shared") == shared
+    assert "own pull=0.1: round 1/2" not in went_on.stderr
+    rows = json.loads(ok(*command, "--out", "b", "--json").stdout)["rows"]
+    assert [(r["variant"], r["method.pull"], r["seeds"]) for r in rows] == [
+        ("shared", None, 1),
+        ("own", 0.1, 1),
+        ("own", 0.5, 1),
+    ]
+    assert json.loads(ok("resume", "a", "--json").stdout)["rows"] == rows
+    for file in ("rounds.jsonl", "clients.jsonl", "summary.json"):
+        assert Path("a/own pull=0.1", file).read_bytes() == Path("b/own pull=0.1", file).read_bytes()
+
+
+def test_a_sweep_in_which_nobody_is_tested_still_ends_well() -> None:
+    wild = ["method.lr=1e30", "method.epochs=3", "evaluate.points=['after']", "seed=1,2"]
+    done = ok("small.toml", *wild)
+    assert "no client was ever tested in any of the runs\nresults: runs/small-sweep-1\n" in done.stdout
+    got = json.loads(ok("small.toml", *wild, "--json").stdout)
+    assert got["rows"] == []
+    assert "comparison" not in got
+
+
+def test_help_has_examples() -> None:
+    text = re.sub(r"\s+", " ", ok("--help").stdout)
+    assert "sparsona sweep quickstart method.lr=0.05,0.1 seed=1,2,3" in text
