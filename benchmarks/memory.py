@@ -66,7 +66,8 @@ def merge(way: str, count: int, dim: int) -> None:
         mean.value()
     else:
         ctx: Any = SimpleNamespace(layout=SimpleNamespace(dim=dim))  # all that the merge asks for
-        FedAvg().merge(torch.zeros(dim), messages(count, dim), ctx)
+        server, method = torch.zeros(dim), FedAvg()
+        method.merge(server, ((k, method.read(server, k, m, ctx)) for k, m in messages(count, dim)), ctx)
 
 
 def serve_merge(way: str, count: int) -> None:

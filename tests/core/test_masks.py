@@ -411,3 +411,24 @@ def test_prune_rounds() -> None:
 def test_errors_name_the_field(call, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_packed_masks_come_back():
+    for n in (1, 7, 8, 9, 1000):
+        mask = torch.rand(n, generator=torch.Generator().manual_seed(n)) < 0.5
+        packed = masks.Packed.of(mask)
+        assert packed.bits.numel() == -(-n // 8)
+        assert torch.equal(packed.mask(), mask)
+
+
+def test_layers_without_a_single_weight_are_named():
+    model = torch.nn.Sequential(torch.nn.Linear(10, 10), torch.nn.LayerNorm(10), torch.nn.Linear(10, 2))
+    layout = Layout.of(model, torch.zeros(1, 10))
+    names = [s.name for s in layout.slots]
+    assert names == ["0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"]
+    assert masks.starved(layout, [1, 0, 1, 0, 1, 0]) == []  # biases may all be pruned
+    assert masks.starved(layout, [0, 9, 0, 9, 1, 0]) == ["0.weight", "1.weight"]
+    # the same density everywhere: ten scales keep one from 1/10 on, the twenty weights of the head from 1/20
+    least = masks.least_density(layout, masks.uniform_counts)
+    assert 0.1 <= least < 0.1002
+    assert masks.starved(layout, masks.uniform_counts(layout, least)) == []

@@ -1,5 +1,6 @@
 import math
 import random
+import re
 import struct
 import tracemalloc
 import zlib
@@ -603,3 +604,19 @@ def test_mutated_messages_stay_within_memory() -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_parts_of_strangers_are_checked():
+    message = Message(theta=Values(torch.ones(3)), half=Values(torch.ones(3, dtype=torch.float16)), n=5, yes=True)
+    assert message.floats("theta", 3).tolist() == [1, 1, 1]
+    assert message.whole("n", 1, 5) == 5
+    for wrong, said in (
+        (lambda: message.floats("theta", 4), "part 'theta' holds 3 values of torch.float32, not 4 of torch.float32"),
+        (lambda: message.floats("half", 3), "torch.float16"),
+        (lambda: message.floats("n", 3), "part 'n' is int, not Values"),
+        (lambda: message.floats("none", 3), "part 'none' is NoneType, not Values"),
+        (lambda: message.whole("n", 6), "part 'n' is 5, not 6 to"),
+        (lambda: message.whole("yes", 0), "part 'yes' is bool, not int"),
+    ):
+        with pytest.raises(WireError, match=re.escape(said)):
+            wrong()

@@ -1,0 +1,134 @@
+"""What FedSpa's mask search takes in time and bytes: ``SPARSONA_DATA=DIR python benchmarks/fedspa.py [--json]``.
+
+The search is measured on one device with one thread, on pictures of noise (values do not matter to its time): LeNet5
+with 1,248 samples as in the paper's EMNIST, ResNet18 with 500 as in its CIFAR-100; five epochs of batches of 128.
+Whole rounds run in the pool engine on Fashion-MNIST.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common import Figure, main
+from sparsona.config import check
+from sparsona.core import masks
+from sparsona.core.layout import Layout
+from sparsona.core.rng import Rng
+from sparsona.core.samples import Samples
+from sparsona.core.task import Task
+from sparsona.core.training import Ctx, train
+from sparsona.core.wire import MaskChange, Message, Values
+from sparsona.data import DataError, load
+from sparsona.methods.fedspa import FedSpa
+from sparsona.models import build, example
+from sparsona.runner import run
+
+HOW: dict[str, Any] = {"epochs": 5, "batch": 128, "lr": 0.1, "weight_decay": 5e-4, "clip": 10.0}
+
+
+def search_share(name: str, classes: int, shape: tuple[int, int, int], samples: int, tries: int) -> float:
+    """Per cent that the search takes of the time of local training; an epoch is timed and taken five times."""
+    torch.set_num_threads(1)
+    task, theta0 = Task.of(build(name, classes, shape), torch.zeros(1, *shape))
+    x = torch.rand(samples, *shape).contiguous(memory_format=torch.channels_last)
+    data = Samples(x, torch.randint(0, classes, (samples,)), torch.arange(samples))
+    method = FedSpa(**HOW)
+    ctx = Ctx(1, 1000, task, theta0, Rng(1, "local"), Rng(1, "common"))
+    mask = method.first(0, ctx)
+    trained, searched = [], []
+    for i in range(tries + 1):
+        began = time.perf_counter()
+        theta = train(method, theta0 * mask, data, replace(ctx, rng=Rng(1, i)), epochs=1, mask=mask)
+        middle = time.perf_counter()
+        batch = data.batch(Rng(2, i), method.batch)
+        method.searcher()(method, mask, theta, lambda theta=theta, batch=batch: task.grad(theta, batch), ctx)
+        trained.append(middle - began)
+        searched.append(time.perf_counter() - middle)
+    return 100 * statistics.median(searched[1:]) / (method.epochs * statistics.median(trained[1:]))
+
+
+def recipe(model: str, method: str, rounds: int) -> Any:
+    """Ten of 100 clients a round, 600 Fashion-MNIST samples each."""
+    return check(
+        {
+            "name": "round",
+            "rounds": rounds,
+            "data": {
+                "source": "fashion-mnist",
+                "clients": 100,
+                "partition": "iid",
+                "samples_per_client": 600,
+                "split": "label_mix",
+                "train_share": 1.0,
+                "validation_share": 0.0,
+            },
+            "model": {"name": model},
+            "method": {"name": method, **HOW},
+            "fleet": {"per_round": 10},
+            "evaluate": {"every": rounds},
+            "results": {"figures": False},
+        }
+    )
+
+
+def round_ratio(model: str, rounds: int) -> float:
+    """Seconds of FedSpa's rounds over FedAvg's, in turns, three times each."""
+    times: dict[str, list[float]] = {"fedspa": [], "fedavg": []}
+    for _ in range(3):
+        for method, found in times.items():
+            with tempfile.TemporaryDirectory() as folder:
+                each: list[float] = []
+                run(
+                    recipe(model, method, rounds),
+                    Path(folder) / "run",
+                    listen=lambda s, each=each: each.append(s.seconds),
+                )
+                found += each[1:-1]  # the first round warms up, the last one evaluates
+    return statistics.median(times["fedspa"]) / statistics.median(times["fedavg"])
+
+
+def wire_ratio(rounds: int = 9) -> float:
+    """FedSpa's bytes over FedAvg's on ResNet18 at density 1/2, over a whole cosine, trained weights being random."""
+    model = build("resnet18-gn", 100, (3, 32, 32))
+    layout = Layout.of(model, example(model, (3, 32, 32)))
+    mask = masks.random(layout, masks.erk_counts(layout, 0.5), Rng(1))
+    dense = Values(torch.zeros(layout.dim))
+    whole = rounds * (Message(theta=dense).nbytes + Message(theta=dense, samples=500).nbytes)
+    sent = 0
+    for t in range(rounds):
+        theta, gradient = Rng(2, t).uniform(layout.dim), Rng(3, t).uniform(layout.dim)
+        new = masks.regrow(layout, mask, theta * mask, gradient, masks.cosine(0.5, t, rounds))
+        values = Values.of(theta, mask)
+        sent += Message(theta=values).nbytes + Message(theta=values, mask=MaskChange.between(mask, new)).nbytes
+        mask = new
+    return sent / whole
+
+
+def figures() -> Iterator[Figure]:
+    """Everything measured here."""
+    yield Figure("fedspa: wire bytes over FedAvg's, ResNet18, DST, density 0.5", wire_ratio(), "x", 0.53, "lower")
+    for name, what, bar in (
+        ("lenet5", (26, (1, 28, 28), 1248, 7), 9.0),
+        ("resnet18-gn", (100, (3, 32, 32), 500, 1), 13.0),
+    ):
+        yield Figure(f"fedspa: mask search over local training, {name}", search_share(name, *what), "%", bar, "lower")
+    try:
+        load("fashion-mnist")
+    except DataError as error:
+        print(f"rounds: not measured: {error}", file=sys.stderr)
+        return
+    for name, rounds in (("lenet5", 6), ("lenet", 12)):
+        yield Figure(f"fedspa: a round over FedAvg's, {name}", round_ratio(name, rounds), "x", 1.10, "lower")
+
+
+if __name__ == "__main__":
+    main(figures)
