@@ -24,6 +24,7 @@ def recipe(
         "model": {"name": "digits-mlp"},
         "method": {"name": name, "lr": 0.1, "batch": 16},
         "fleet": {"per_round": 3},
+        "topology": {"neighbours": 2, "max_wait": 1},  # for methods without a server
         "evaluate": {"points": ["before", "after"]},
         "engine": {"name": engine, "workers": workers, "checkpoint_every": checkpoint_every},
         "results": {"figures": False},

@@ -19,8 +19,9 @@ from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt
 from pydantic import TypeAdapter, ValidationError
 
 from sparsona.core.fields import Count, Natural, PositiveShare
+from sparsona.core.topology import Topology
 from sparsona.data import DataConfig
-from sparsona.method import Method
+from sparsona.method import Method, PeerMethod
 from sparsona.methods import METHODS
 from sparsona.models import MODELS
 
@@ -40,7 +41,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetConfig:
-    """Who takes part in a round."""
+    """Who takes part in a round of a method with a server; without one, all do, and the topology says how."""
 
     per_round: Count | None = None  # clients drawn each round; all of them if left out
 
@@ -89,6 +90,7 @@ class Recipe:
     model: ModelConfig
     method: Method
     fleet: FleetConfig = field(default_factory=FleetConfig)
+    topology: Topology = field(default_factory=Topology)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     results: ResultsConfig = field(default_factory=ResultsConfig)
@@ -215,11 +217,43 @@ def check(raw: Mapping[str, Any]) -> Recipe:
     if recipe.data.partition_file:  # so that a run can be resumed from any folder
         file = str(Path(recipe.data.partition_file).resolve())
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, partition_file=file))
+    if isinstance(recipe.method, PeerMethod):
+        recipe = _connected(recipe)
     if recipe.fleet.per_round is not None and recipe.fleet.per_round > recipe.data.clients:
         raise RecipeError(
             f"fleet.per_round = {recipe.fleet.per_round}: must be at most data.clients = {recipe.data.clients}"
         )
     return recipe
+
+
+def _connected(recipe: Recipe) -> Recipe:
+    """The recipe of a method without a server, with its graph read and checked."""
+    topology = recipe.topology
+    if topology.edges and not topology.pairs:
+        topology = dataclasses.replace(topology, pairs=_pairs(Path(topology.edges)))
+    try:
+        topology.check(recipe.data.clients)
+    except ValueError as error:
+        raise RecipeError(f"topology.{error}") from error
+    return dataclasses.replace(recipe, topology=topology)
+
+
+def _pairs(path: Path) -> tuple[tuple[int, int], ...]:
+    """The pairs of an edge list: two client numbers a line; empty lines and what follows a # do not count."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"topology.edges = {_shown(str(path))}: cannot be read: {error}") from error
+    found = []
+    for number, line in enumerate(lines, start=1):
+        words = line.partition("#")[0].split()
+        if len(words) == 2 and all(w.isascii() and w.isdigit() for w in words):
+            found.append((int(words[0]), int(words[1])))
+        elif words:
+            raise RecipeError(
+                f"topology.edges: line {number} of {path} is {_shown(line)}; two client numbers are needed"
+            )
+    return tuple(found)
 
 
 def tables(recipe: Recipe) -> dict[str, Any]:

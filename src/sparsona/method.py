@@ -21,7 +21,7 @@ from sparsona.core.wire import Message
 
 Client = Any  # what a device keeps between rounds: a frozen dataclass of tensors and numbers, or None
 Server = Any  # what the server keeps between rounds, likewise
-Inbox = Mapping[str | int, Message]  # by sender: "server", or the number of a peer
+Inbox = Mapping[str | int, Message]  # by sender: "server", or the number of a peer, "self" and "all"
 Model = (
     Vector | Callable[[Tensor], Tensor]
 )  # what a device predicts with: a vector, or a function from inputs to logits
@@ -67,10 +67,33 @@ class SharedModel(Protocol):
 
 @runtime_checkable
 class PeerMethod(Method, Protocol):
-    """A method without a server: clients read each other's messages."""
+    """A method without a server: clients read each other's messages.
 
-    def post(self, client: Client) -> Message:
-        """What the others read of this client; the same message that its last local round returned."""
+    An inbox holds the messages of the neighbours by number, and under "self" the client's own last one, which need not
+    be kept twice.
+    """
+
+    def check(self, fleet: int, ctx: Ctx) -> None:
+        """Raise ValueError if the method does not fit this model or a fleet of so many."""
+
+    def post(self, client: Client, ctx: Ctx) -> Message:
+        """What a client that has just joined, and not trained yet, offers the others."""
+
+
+@runtime_checkable
+class Voter(Protocol):
+    """A peer method whose clients each tell all others one bit a round; inboxes hold the last ones under "all"."""
+
+    def vote(self, client: Client) -> bool:
+        """The bit, after local training."""
+
+
+@runtime_checkable
+class Telling(Protocol):
+    """A method that has more to tell of a client than its scores."""
+
+    def notes(self, client: Client, ctx: Ctx) -> dict[str, float]:
+        """Figures by name, after local training: for the records alone."""
 
 
 __all__ = [
@@ -90,6 +113,8 @@ __all__ = [
     "SharedModel",
     "StarMethod",
     "Task",
+    "Telling",
     "Training",
     "Vector",
+    "Voter",
 ]

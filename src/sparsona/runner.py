@@ -28,11 +28,11 @@ from sparsona.data import Fleet, build
 from sparsona.engines.device import Device, Job, Score, Wants
 from sparsona.engines.local import Local
 from sparsona.engines.pool import Pool
-from sparsona.engines.rounds import Engine, Round, star
+from sparsona.engines.rounds import Engine, Round, peers, star
 from sparsona.engines.store import Checkpoint, Store
 from sparsona.engines.values import dumps, loads, split, types_of
 from sparsona.evaluate import metrics
-from sparsona.method import Inbox, Server, SharedModel, StarMethod
+from sparsona.method import Inbox, PeerMethod, Server, SharedModel, StarMethod
 from sparsona.models import build as build_model
 from sparsona.results import Journal, Run, RunError, summarise, write
 
@@ -71,6 +71,8 @@ def verify(recipe: Recipe, device: Device, fleet: Fleet) -> None:
     try:
         if isinstance(recipe.method, StarMethod):
             recipe.method.start(fleet.clients, device.ctx(0, "start"))
+        elif isinstance(recipe.method, PeerMethod):
+            recipe.method.check(fleet.clients, device.ctx(0, "start"))
     except ValueError as error:
         raise RecipeError(f"method.{error}") from error
 
@@ -179,6 +181,7 @@ class _Loop:
     listen: Listener | None
     rows: list[dict[str, Any]] = field(default_factory=list)
     latest: dict[int, Score] = field(default_factory=dict)  # each client's score after its last local training
+    votes: dict[int, bool] = field(default_factory=dict)  # what everybody told everybody in the last round
     journals: dict[str, Journal] = field(default_factory=dict)
     apart: dict[str, Tensor] = field(default_factory=dict)  # parts of the server's value as they were last written
 
@@ -199,13 +202,6 @@ class _Loop:
             for journal in self.journals.values():
                 journal.close()
 
-    @property
-    def method(self) -> StarMethod:
-        """The method, as the server sees it."""
-        method = self.device.method
-        assert isinstance(method, StarMethod)
-        return method
-
     def _restore(self, store: Store) -> tuple[Server, int]:
         """Go back to the last checkpoint, or to the start."""
         checkpoint = store.checkpoint()
@@ -218,12 +214,15 @@ class _Loop:
             for name in ("rounds", "clients"):
                 self.journals[name] = Journal(self.folder.path / f"{name}.jsonl", sizes.get(name, 0))
             self.journals["timing"] = Journal(self.folder.path / "timing.jsonl")  # what was spent stays spent
+        method = self.device.method
         if checkpoint is None:
-            return self.method.start(self.fleet.clients, self.device.ctx(0, "start")), 0
+            ctx = self.device.ctx(0, "start")
+            return (method.start(self.fleet.clients, ctx) if isinstance(method, StarMethod) else None), 0
         if self.folder is not None:
             self.rows = list(self.folder.rows("rounds"))
         self.latest = {int(k): Score(*s) for k, s in checkpoint.progress["latest"].items()}
-        server = loads(checkpoint.server, types_of(self.method), lambda name: loads(store.part(name), {}))
+        self.votes = {int(k): bool(v) for k, v in checkpoint.progress["votes"].items()}
+        server = loads(checkpoint.server, types_of(method), lambda name: loads(store.part(name), {}))
         self.apart = split(server)[1]
         return server, checkpoint.rounds_done
 
@@ -233,10 +232,17 @@ class _Loop:
         recipe = self.recipe
         store.begin_round()
         everyone = self.fleet.clients
-        chosen = cohort(everyone, recipe.fleet.per_round or everyone, Rng(recipe.seed, "cohort", t))
         wants: Wants = ("score",) if "after" in recipe.evaluate.points else ()
-        ctx = self.device.ctx(t, "merge", t)
-        server, done = star(self.method, self.engine, store, server, t, chosen, ctx, wants)
+        if isinstance(self.device.method, StarMethod):
+            chosen = cohort(everyone, recipe.fleet.per_round or everyone, Rng(recipe.seed, "cohort", t))
+            ctx = self.device.ctx(t, "merge", t)
+            server, done = star(self.device.method, self.engine, store, server, t, chosen, ctx, wants)
+        else:
+            plan = recipe.topology.plan(everyone, t, recipe.rounds, Rng(recipe.seed, "topology"))
+            if t == 0:
+                self._post(store)
+            self.votes, done = peers(self.engine, store, t, plan, self.votes, everyone, wants)
+            done.clock = plan.clock(recipe.topology.times(everyone, Rng(recipe.seed, "topology")))
         self.latest |= done.scores
         scores = self._evaluate(store, server, t) if self._due(t) else {}
         scores["after"] = done.scores
@@ -256,6 +262,14 @@ class _Loop:
             self.listen(Progress(t + 1, recipe.rounds, row, seconds))
         return server
 
+    def _post(self, store: Store) -> None:
+        """Let everybody join a fleet without a server and say what it begins with."""
+        for result in self.engine.map(Job("post", 0, k, None, {}, ("bytes",)) for k in range(self.fleet.clients)):
+            assert result.sent is not None
+            if result.client is not None:
+                store.put(result.k, result.client)
+            store.put_mail(result.k, -1, result.sent.data, result.sent.value_nbytes)
+
     def _due(self, t: int) -> bool:
         return (t + 1) % self.recipe.evaluate.every == 0 or t + 1 == self.recipe.rounds
 
@@ -264,8 +278,8 @@ class _Loop:
         jobs: dict[str, Iterator[Job]] = {}
         if "before" in self.recipe.evaluate.points:
             jobs["before"] = self._tests(store, server, t)
-        if "shared" in self.recipe.evaluate.points and isinstance(self.method, SharedModel):
-            model: Inbox = {"server": Message(theta=Values(self.method.shared(server)))}
+        if "shared" in self.recipe.evaluate.points and isinstance(self.device.method, SharedModel):
+            model: Inbox = {"server": Message(theta=Values(self.device.method.shared(server)))}
             jobs["shared"] = (Job("shared", t, k, None, model) for k in range(self.fleet.clients))
         return {point: {r.k: r.score for r in self.engine.map(todo) if r.score} for point, todo in jobs.items()}
 
@@ -273,7 +287,12 @@ class _Loop:
         ctx = self.device.ctx(t, "tests", t)
         for k in range(self.fleet.clients):
             wants: Wants = ("model",) if model else ()
-            yield Job("evaluate", t, k, store.client(k), {"server": self.method.down(server, k, ctx)}, wants)
+            inbox: dict[str | int, Message | bytes]
+            if isinstance(self.device.method, StarMethod):
+                inbox = {"server": self.device.method.down(server, k, ctx)}
+            else:
+                inbox = {"self": store.mail(k, t + 1)[0]}
+            yield Job("evaluate", t, k, store.client(k), inbox, wants)
 
     def _record(self, done: Round, scores: dict[str, dict[int, Score]]) -> dict[str, Any]:
         """Append the round to the records."""
@@ -288,6 +307,10 @@ class _Loop:
         }
         if done.left_out:
             row["why_left_out"] = {str(k): why for k, why in sorted(done.left_out.items())}
+        if done.notes:
+            row["notes"] = {name: _mean(done.notes, name) for name in next(iter(done.notes.values()))}
+        if done.clock:
+            row["clock"] = _clock(done.clock)
         for point in ("before", "shared"):
             if scores.get(point):
                 row[point] = metrics(scores[point])
@@ -304,6 +327,7 @@ class _Loop:
         return {
             "sizes": {name: journal.size for name, journal in self.journals.items() if name != "timing"},
             "latest": {str(k): [s.correct, s.samples, s.loss] for k, s in sorted(self.latest.items())},
+            "votes": {str(k): v for k, v in sorted(self.votes.items())},
         }
 
     def _finish(self, store: Store, server: Server) -> dict[str, Any]:
@@ -340,6 +364,20 @@ class _Loop:
                 )
 
 
+def _mean(notes: dict[int, dict[str, float]], name: str) -> float:
+    return sum(notes[k][name] for k in sorted(notes)) / len(notes)
+
+
+def _clock(clock: dict[int, tuple[float, float]]) -> dict[str, float]:
+    """A round in simulated time: how long it takes, who could start at once, how long one waits on average."""
+    starts = [start for start, _ in clock.values()]
+    return {
+        "length": max(finish for _, finish in clock.values()),
+        "parallelism": sum(start == 0 for start in starts) / len(starts),
+        "waiting": sum(starts) / len(starts),
+    }
+
+
 _COSTS = ("down", "up", "paper_down", "paper_up", "flops")
 
 
@@ -348,4 +386,8 @@ def _client_rows(done: Round, scores: dict[str, dict[int, Score]]) -> Iterator[d
         row: dict[str, Any] = {"round": done.t + 1, "client": k}
         if k in done.costs:
             row |= asdict(done.costs[k])
+        if k in done.notes:
+            row["notes"] = done.notes[k]
+        if k in done.clock:
+            row["start"], row["finish"] = done.clock[k]
         yield row | {point: asdict(of_point[k]) for point, of_point in scores.items() if k in of_point}

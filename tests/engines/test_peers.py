@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -9,7 +10,7 @@ from small import recipe
 from sparsona.core.aggregate import mean
 from sparsona.core.rng import Rng
 from sparsona.core.topology import Plan, at_once, full, ordered, ring
-from sparsona.core.wire import Message, Values
+from sparsona.core.wire import Message, Values, decode
 from sparsona.engines.device import Job
 from sparsona.engines.local import Local
 from sparsona.engines.rounds import peers
@@ -31,13 +32,16 @@ class Gossip:
     def join(self, k, ctx):
         return Client(torch.full((ctx.layout.dim,), float(k)))
 
-    def post(self, client):
+    def check(self, fleet, ctx):
+        pass
+
+    def post(self, client, ctx):
         return Message(theta=Values(client.theta))
 
     def local(self, client, inbox, data, ctx):
-        theta = mean([client.theta, *(m["theta"].values for _, m in sorted(inbox.items()))]) + 1
+        theta = mean(inbox[j]["theta"].values for j in sorted(inbox, key=str) if j != "all") + 1
         client = Client(theta)
-        return client, self.post(client), theta
+        return client, self.post(client, ctx), theta
 
     def personal(self, client, inbox, data, ctx):
         return client.theta
@@ -47,11 +51,10 @@ def world():
     device, _ = prepare(recipe())
     device = replace(device, method=Gossip())
     store, engine = Store(), Local(device)
-    mail = {}
-    for r in engine.map(Job("post", 0, k, None) for k in range(3)):
+    for r in engine.map(Job("post", 0, k, None, {}, ("bytes",)) for k in range(3)):
         store.put(r.k, r.client)
-        mail[r.k] = r.message
-    return device, store, engine, mail
+        store.put_mail(r.k, -1, r.sent.data, r.sent.value_nbytes)
+    return device, store, engine
 
 
 def values(store):
@@ -59,30 +62,67 @@ def values(store):
 
 
 def test_everybody_at_once_by_hand():
-    device, store, engine, mail = world()
+    device, store, engine = world()
     assert isinstance(device.method, PeerMethod)
     assert not isinstance(device.method, StarMethod)
     assert values(store) == [0.0, 1.0, 2.0]
-    mail, done = peers(engine, store, mail, 0, at_once(full(3)), ())
+    _, done = peers(engine, store, 0, at_once(full(3)), {}, 3, ())
     assert values(store) == [2.0, 2.0, 2.0]  # mean(0, 1, 2) + 1
-    size = mail[0].nbytes
+    d = device.task.layout.dim
+    size = Message(theta=Values(torch.zeros(d))).nbytes
     assert [(c.down, c.up) for c in done.costs.values()] == [(2 * size, 2 * size)] * 3
-    assert [float(m["theta"].values[0]) for m in mail.values()] == [2.0, 2.0, 2.0]
+    assert [(c.paper_down, c.paper_up) for c in done.costs.values()] == [(8 * d, 8 * d)] * 3
+    said = [decode(store.mail(k, 1)[0])["theta"].values[0] for k in range(3)]
+    assert said == [2.0, 2.0, 2.0]
 
 
 def test_waiting_for_fresh_neighbours_by_hand():
     # order 0, 1, 2: 1 waits for 0; 2 waits for 0 and 1; what nobody waits for is last round's
     plan = Plan({0: (1, 2), 1: (0, 2), 2: (0, 1)}, {0: frozenset(), 1: frozenset({0}), 2: frozenset({0, 1})})
-    _, store, engine, mail = world()
-    peers(engine, store, mail, 0, plan, ())
+    _, store, engine = world()
+    peers(engine, store, 0, plan, {}, 3, ())
     # 0: mean(0, 1, 2) + 1 = 2;  1: mean(1, fresh 2, old 2) + 1 = 8/3;  2: mean(2, fresh 2, fresh 8/3) + 1 = 29/9
     assert torch.allclose(torch.tensor(values(store)), torch.tensor([2.0, 8 / 3, 29 / 9]))
 
 
-def test_posting_again_is_what_was_sent():
-    """After a resume the mail is made anew from the clients: it must be the same."""
-    _, store, engine, mail = world()
-    for t in range(2):
-        mail, _ = peers(engine, store, mail, t, ordered(ring(3), Rng(t), 1), ())
-    again = {r.k: r.message for r in engine.map(Job("post", 2, k, store.client(k)) for k in range(3))}
-    assert again == mail
+def test_who_is_away_neither_trains_nor_is_read_and_comes_back_as_it_was():
+    _, store, engine = world()
+    peers(engine, store, 0, at_once(full(3), {1}), {}, 3, ())
+    assert values(store) == [2.0, 1.0, 2.0]  # mean(0, 2) + 1
+    for t in (1, 2):  # client 1's message outlives the rounds that it missed
+        peers(engine, store, t, at_once(full(3), {1}), {}, 3, ())
+    peers(engine, store, 3, at_once(full(3)), {}, 3, ())
+    assert values(store) == [pytest.approx((4 + 1 + 4) / 3 + 1)] * 3
+
+
+def test_old_mail_is_forgotten():
+    _, store, engine = world()
+    for t in range(4):
+        peers(engine, store, t, ordered(ring(3), Rng(t), 1), {}, 3, ())
+    kept = store._do("SELECT k, t FROM mail ORDER BY k, t").fetchall()
+    assert kept == [(k, 3) for k in range(3)]
+
+
+@dataclass(frozen=True)
+class Polling(Gossip):
+    """Everybody votes, client 1 against; and remembers the share of votes that it heard."""
+
+    def local(self, client, inbox, data, ctx):
+        if "all" in inbox:
+            assert inbox["all"]["votes"].tolist() == [1, 0, 1]
+        return super().local(client, inbox, data, ctx)
+
+    def vote(self, client):
+        return float(client.theta[0]) != 1.5
+
+
+def test_votes_reach_everybody_and_are_paid_for():
+    device, store, _ = world()
+    device = replace(device, method=Polling())
+    plan = Plan({0: (), 1: (0,), 2: ()}, dict.fromkeys(range(3), frozenset()))
+    cast, done = peers(Local(device), store, 0, plan, {}, 3, ())
+    assert values(store) == [1.0, 1.5, 3.0]
+    assert cast == {0: True, 1: False, 2: True}
+    bit = Message(vote=True).nbytes
+    assert (done.costs[2].down, done.costs[2].up) == (2 * bit, 2 * bit)
+    peers(Local(device), store, 1, plan, cast, 3, ())

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from small import recipe
+from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData
+from sparsona.core.topology import at_once, ordered, ring
 from sparsona.core.wire import Message, decode, encode
 from sparsona.engines.device import Job
 from sparsona.engines.local import Local
-from sparsona.engines.rounds import star
+from sparsona.engines.rounds import Round, peers, star
 from sparsona.engines.store import Store
 from sparsona.engines.values import dumps, loads, types_of
-from sparsona.method import StarMethod
+from sparsona.method import PeerMethod, StarMethod
 from sparsona.methods import METHODS
 from sparsona.runner import prepare, run
 
@@ -42,8 +44,8 @@ def scene(name: str, **more: Any):
     r = recipe(name, **more)
     device, fleet = prepare(r)
     method = device.method
-    assert isinstance(method, StarMethod)
-    server = method.start(fleet.clients, device.ctx(0, "start"))
+    assert isinstance(method, StarMethod) != isinstance(method, PeerMethod)
+    server = method.start(fleet.clients, device.ctx(0, "start")) if isinstance(method, StarMethod) else None
     return r, device, fleet, method, server
 
 
@@ -53,25 +55,35 @@ def first_round(device, fleet, method, server, k=0):
     return client, inbox, method.local(client, inbox, fleet.local(k), device.ctx(0, "local", 0, k))
 
 
-def down(device, method, server, k=0):
-    return {"server": method.down(server, k, device.ctx(0, "down"))}
+def down(device, method, server, k=0, own=None):
+    """What reaches client k: of the server, or of two peers that have just joined; ``own`` is what it sent last."""
+    if isinstance(method, StarMethod):
+        return {"server": method.down(server, k, device.ctx(0, "down"))}
+
+    def post(j):
+        return method.post(method.join(j, device.ctx(0, "join", j)), device.ctx(0, "post", j))
+
+    others = {j: post(j) for j in ((k + 1) % 6, (k + 4) % 6)}
+    return {"self": post(k) if own is None else own, **others}
 
 
 def merge(device, method, server, message, t=0):
+    if not isinstance(method, StarMethod):
+        return None
     ctx = device.ctx(t, "merge", t)
     return method.merge(server, iter([(0, method.read(server, 0, message, ctx))]), ctx)
 
 
 def test_inputs_are_unchanged(name):
     _, device, fleet, method, server = scene(name)
-    client = method.join(0, device.ctx(0, "join", 0))
+    client, message = method.join(0, device.ctx(0, "join", 0)), None
     for t in range(2):  # the second round starts from a client that has something to keep
-        inbox = down(device, method, server)
+        inbox = down(device, method, server, own=message)
         kept = [t.clone() for t in tensors((server, client, list(inbox.values()), device.theta0))]
         new, message, _ = method.local(client, inbox, fleet.local(0), device.ctx(t, "local", t, 0))
         sent = [t.clone() for t in tensors(message)]
         merged = merge(device, method, server, message, t)
-        method.personal(new, down(device, method, merged), fleet.local(0), device.ctx(t, "personal", t, 0))
+        method.personal(new, down(device, method, merged, own=message), fleet.local(0), device.ctx(t, "personal", t, 0))
         for before, now in zip(kept, tensors((server, client, list(inbox.values()), device.theta0)), strict=True):
             assert torch.equal(before, now)
         for before, now in zip(sent, tensors(message), strict=True):
@@ -102,9 +114,18 @@ def test_client_order_is_irrelevant(name):
     outcomes = []
     for engine in (Local(device), Backwards(device)):
         state, store = server, Store()
+        if isinstance(method, PeerMethod):
+            for k in range(6):
+                joined = method.join(k, device.ctx(0, "join", k))
+                message = method.post(joined, device.ctx(0, "post", k))
+                store.put_mail(k, -1, encode(message), message.value_nbytes)
         for t in range(2):
-            state, _ = star(method, engine, store, state, t, [0, 2, 3, 5], device.ctx(t, "merge", t), ())
-        outcomes.append((dumps(state), [store.client(k) for k in range(6)]))
+            if isinstance(method, StarMethod):
+                state, _ = star(method, engine, store, state, t, [0, 2, 3, 5], device.ctx(t, "merge", t), ())
+            else:
+                peers(engine, store, t, ordered(ring(6), Rng(t), 1), {}, 6, ())
+        mail = [] if isinstance(method, StarMethod) else [store.mail(k, 2) for k in range(6)]
+        outcomes.append((dumps(state), [store.client(k) for k in range(6)], mail))
     assert outcomes[0] == outcomes[1]
 
 
@@ -114,7 +135,7 @@ def test_values_and_messages_survive_their_journey(name):
     _, _, (client, message, _) = first_round(device, fleet, method, server)
     assert dumps(loads(dumps(client), types)) == dumps(client)
     assert dumps(loads(dumps(server), types)) == dumps(server)
-    for m in (message, method.down(server, 0, device.ctx(0, "down"))):
+    for m in (message, *down(device, method, server).values()):
         assert len(encode(m)) == m.nbytes
         assert encode(decode(encode(m))) == encode(m)
 
@@ -123,15 +144,15 @@ def test_works_through_bytes_as_it_does_on_objects(name):
     _, device, fleet, method, server = scene(name)
     client, inbox, (new, message, _) = first_round(device, fleet, method, server)
     types = types_of(method)
-    far = {"server": decode(encode(inbox["server"]))}
+    far = {sender: decode(encode(m)) for sender, m in inbox.items()}
     there, back, _ = method.local(loads(dumps(client), types), far, fleet.local(0), device.ctx(0, "local", 0, 0))
     assert dumps(there) == dumps(new)
     assert encode(back) == encode(message)
 
 
 def test_loss_falls(name):
-    done = run(recipe(name, rounds=12, data={"sample_share": 1.0}, fleet={"per_round": 6}))
-    first = run(recipe(name, rounds=1, data={"sample_share": 1.0}, fleet={"per_round": 6}))
+    alike = {"data": {"sample_share": 1.0}, "fleet": {"per_round": 6}}
+    done, first = run(recipe(name, rounds=12, **alike)), run(recipe(name, rounds=1, **alike))
     assert done["before"]["loss"] < 0.7 * first["before"]["loss"]
     assert done["before"]["accuracy"] > 0.7
 
@@ -145,13 +166,16 @@ def test_survives_a_client_with_one_sample(name):
     new, message, model = method.local(client, inbox, lonely, device.ctx(0, "local", 0, 0))
     assert message.finite()
     merged = merge(device, method, server, message)
-    after = method.personal(new, down(device, method, merged), lonely, device.ctx(0, "personal", 0, 0))
+    after = method.personal(new, down(device, method, merged, own=message), lonely, device.ctx(0, "personal", 0, 0))
     assert torch.isfinite(model).all()
     assert torch.isfinite(after).all()
 
 
 def test_a_round_without_answers_changes_nothing(name):
     _, device, _, method, server = scene(name)
+    if isinstance(method, PeerMethod):  # nobody to answer: everybody away is a round of nothing
+        assert peers(Local(device), Store(), 0, at_once(ring(6), range(6)), {}, 6, ()) == ({}, Round(0))
+        return
     merged = method.merge(server, iter(()), device.ctx(0, "merge", 0))
     assert dumps(merged) == dumps(server)
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from itertools import compress
 from typing import Literal
 
@@ -145,6 +146,12 @@ def random(layout: Layout, counts: Sequence[int], rng: Rng) -> Mask:
         if k != part.numel():
             part.copy_(draw(part, k, rng(i)))
     return out
+
+
+@lru_cache(maxsize=4)
+def remembered(layout: Layout, counts: tuple[int, ...], rng: Rng) -> Mask:
+    """Like ``random``, at once where it was asked for before: one mask serves many clients. Not to be changed."""
+    return random(layout, counts, rng)
 
 
 def starved(layout: Layout, counts: Sequence[int]) -> list[str]:

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from annotated_types import Interval
+
+from sparsona.core.budgets import Shares, least, share
+from sparsona.core.fields import Count, Natural
 from sparsona.core.rng import Rng
 
 Reads = Mapping[int, tuple[int, ...]]  # client -> the others whose models it aggregates, ascending
@@ -58,6 +62,71 @@ class Plan:
                 start = max((out[j][1] for j in self.fresh[k]), default=0.0)
                 out[k] = (start, start + _time(times, k))
         return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """Who talks to whom without a server, round by round."""
+
+    name: Literal["random", "ring", "full", "groups", "edges"] = "random"
+    neighbours: Count = 10  # random: how many each one reads, M; groups: their size less one
+    fixed: bool = False  # random, groups: drawn once, not every round
+    edges: str = ""  # edges: a file of pairs "a b", one a line
+    pairs: tuple[tuple[Natural, Natural], ...] = ()  # edges: the pairs themselves
+    directed: bool = False  # edges: b reads a, but not the other way round
+    max_wait: Natural = 0  # N: wait for so many of the earlier neighbours at most, and read them fresh
+    wait_schedule: Literal["constant", "stepwise"] = "constant"  # stepwise: down to 0 in equal stretches of rounds
+    order: Literal["random", "id"] = "random"  # who is earlier: drawn every round, or by number
+    pick: Literal["fastest", "smallest id"] = "fastest"  # which of them are waited for
+    absent: Annotated[float, Interval(ge=0, lt=1)] = 0.0  # probability that a client is away in a round
+    speed: Shares = 1.0  # of each client, relative to the fastest: training takes 1 / speed
+
+    def reads(self, fleet: int, t: int, rng: Rng) -> dict[int, tuple[int, ...]]:
+        """Whom each client reads in round t."""
+        key = rng("graph") if self.fixed else rng("graph", t)
+        match self.name:
+            case "ring":
+                return ring(fleet)
+            case "full":
+                return full(fleet)
+            case "groups":
+                return groups(fleet, self.neighbours + 1, key)
+            case "edges":
+                return edges(self.pairs, fleet, self.directed)
+            case _:
+                return random(fleet, self.neighbours, key)
+
+    def times(self, fleet: int, rng: Rng) -> dict[int, float]:
+        """How long each client trains, the fastest possible taking 1."""
+        return {k: 1 / share(self.speed, k, rng("speed")) for k in range(fleet)}
+
+    def plan(self, fleet: int, t: int, rounds: int, rng: Rng) -> Plan:
+        """Round t as data."""
+        reads = self.reads(fleet, t, rng)
+        away = absent(fleet, self.absent, rng("absent", t)) if self.absent else frozenset[int]()
+        wait = self.max_wait if self.wait_schedule == "constant" else stepwise(self.max_wait, t, rounds)
+        most = max(len(js) for js in reads.values())
+        times = self.times(fleet, rng)
+        return ordered(
+            reads, rng("order", t), min(wait, most), times=times, order=self.order, pick=self.pick, absent=away
+        )
+
+    def check(self, fleet: int) -> None:
+        """Raise ValueError if this does not fit a fleet of so many clients."""
+        if self.name in ("random", "groups") and self.neighbours >= fleet:
+            raise ValueError(f"neighbours: {self.neighbours}; fewer than the {fleet} clients are needed")
+        if self.name == "edges":
+            if not self.pairs:
+                raise ValueError("pairs: none; an edge list needs a file (edges) or pairs")
+            lost = _unconnected(edges(self.pairs, fleet, self.directed))
+            if lost:
+                raise ValueError(
+                    f"pairs: client {min(lost)} is not connected with client 0; one connected graph is needed"
+                )
+        most = max(len(js) for js in self.reads(fleet, 0, Rng(0)).values())
+        if self.max_wait > most:
+            raise ValueError(f"max_wait: {self.max_wait}; at most {most}, the number of neighbours, is allowed")
+        least("speed", self.speed, fleet)
 
 
 def cohort(fleet: int, per_round: int, rng: Rng) -> list[int]:
@@ -168,6 +237,19 @@ def stepwise(max_wait: int, t: int, rounds: int) -> int:
     _within("t", t, 0, rounds - 1)
     stretch = rounds // (max_wait + 1)
     return max(max_wait - t // stretch, 0) if stretch else 0
+
+
+def _unconnected(reads: Reads) -> set[int]:
+    """The clients that no path leads to from client 0, whatever the direction of its edges."""
+    both: dict[int, set[int]] = {k: set(js) for k, js in reads.items()}
+    for k, js in reads.items():
+        for j in js:
+            both[j].add(k)
+    found, new = {0}, {0}
+    while new:
+        new = {j for k in new for j in both[k]} - found
+        found |= new
+    return set(reads) - found
 
 
 def _without(reads: Reads, absent: Collection[int]) -> dict[int, tuple[int, ...]]:

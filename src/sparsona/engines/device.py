@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -15,11 +15,12 @@ from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData, Samples
 from sparsona.core.task import Task, correct, loss
 from sparsona.core.training import Ctx
-from sparsona.core.wire import Message, Values, is_finite
+from sparsona.core.wire import Message, Values, decode, encode, is_finite
 from sparsona.engines.values import dumps, loads, types_of
-from sparsona.method import Client, Inbox, Method, Model, PeerMethod
+from sparsona.method import Client, Inbox, Method, Model, PeerMethod, Telling, Voter
 
-Wants = tuple[Literal["score", "model"], ...]  # what else a job should bring back
+Wants = tuple[Literal["score", "model", "bytes"], ...]  # what else a job should bring back; the message as bytes
+_MAX = 1 << 40  # messages are bounded where they come from a network; models of any size may pass between processes
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,14 @@ class Score:
 
 
 @dataclass(frozen=True)
+class Sent:
+    """An encoded message, and how many of its bytes are values."""
+
+    data: bytes
+    value_nbytes: int
+
+
+@dataclass(frozen=True)
 class Job:
     """One thing to do for client k in round t."""
 
@@ -39,7 +48,7 @@ class Job:
     t: int
     k: int
     client: bytes | None  # its value, None if it has not joined yet
-    inbox: Inbox = field(default_factory=dict)
+    inbox: Mapping[str | int, Message | bytes] = field(default_factory=dict)  # decoded or not
     wants: Wants = ()
 
 
@@ -50,6 +59,9 @@ class Result:
     k: int
     client: bytes | None = None
     message: Message | None = None
+    sent: Sent | None = None  # the message, encoded, if that was wanted
+    vote: bool | None = None
+    notes: dict[str, float] | None = None
     score: Score | None = None
     flops: int = 0
     finite: bool = True  # whether the model that training ended with is free of NaN and Inf
@@ -81,23 +93,38 @@ class Device:
             client = self.method.join(k, self.ctx(0, "join", k))
         else:
             client = loads(job.client, types_of(self.method))
+        inbox: Inbox = {j: m if isinstance(m, Message) else decode(m, max_bytes=_MAX) for j, m in job.inbox.items()}
+        message: Message | None = None
         match job.kind:
             case "local":
                 ctx = self.ctx(t, "local", t, k)
-                client, message, model = self.method.local(client, job.inbox, self.local(k), ctx)
-                spent = self.task.flops - flops
-                score = self.score(model, k) if "score" in job.wants else None
-                finite = not isinstance(model, Tensor) or is_finite(model)
-                return Result(k, _kept(client), message, score, spent, finite, time.perf_counter() - began)
+                client, message, model = self.method.local(client, inbox, self.local(k), ctx)
+                finite = (not isinstance(model, Tensor) or is_finite(model)) and message.finite()
+                result = Result(
+                    k,
+                    _kept(client),
+                    vote=self.method.vote(client) if isinstance(self.method, Voter) else None,
+                    notes=self.method.notes(client, ctx) if isinstance(self.method, Telling) else None,
+                    flops=self.task.flops - flops,
+                    score=self.score(model, k) if "score" in job.wants else None,
+                    finite=finite,
+                )
             case "evaluate":
-                model = self.method.personal(client, job.inbox, self.local(k), self.ctx(t, "personal", t, k))
-                sent = Message(model=Values(model)) if "model" in job.wants and isinstance(model, Tensor) else None
-                return Result(k, None, sent, self.score(model, k), seconds=time.perf_counter() - began)
+                model = self.method.personal(client, inbox, self.local(k), self.ctx(t, "personal", t, k))
+                if "model" in job.wants and isinstance(model, Tensor):
+                    message = Message(model=Values(model))
+                result = Result(k, score=self.score(model, k))
             case "shared":
-                return Result(k, None, None, self.score(job.inbox["server"]["theta"].values, k))
+                result = Result(k, score=self.score(inbox["server"]["theta"].values, k))
             case "post":
                 assert isinstance(self.method, PeerMethod)
-                return Result(k, _kept(client), self.method.post(client), seconds=time.perf_counter() - began)
+                message = self.method.post(client, self.ctx(0, "post", k))
+                result = Result(k, _kept(client))
+        if message is not None and "bytes" in job.wants:
+            result = replace(result, sent=Sent(encode(message), message.value_nbytes))
+        elif message is not None:
+            result = replace(result, message=message)
+        return replace(result, seconds=time.perf_counter() - began)
 
     def score(self, model: Model, k: int) -> Score:
         """The model on client k's test samples."""

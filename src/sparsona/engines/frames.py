@@ -6,14 +6,13 @@ import json
 import mmap
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Any
 
 from sparsona.core.wire import Message, Values, decode, encode
-from sparsona.engines.device import Job, Result, Score
-from sparsona.method import Inbox
+from sparsona.engines.device import Job, Result, Score, Sent
 
 _MAX = 1 << 40  # both ends are our own processes: models of any size may pass
 IN_FLIGHT = 2  # jobs that a worker holds at a time, and so slots of shared memory in each direction
@@ -55,7 +54,7 @@ class Channel:
         self._ours = [Slot(fd) for fd in ours]
         self._theirs = [Slot(fd) for fd in theirs]
         self._sent = self._received = 0
-        self._last: dict[str | int, Message] = {}  # the inbox that went through last
+        self._last: dict[str | int, Message | bytes] = {}  # the inbox that went through last
 
     def send(self, head: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
         """Send a head and its blobs."""
@@ -91,9 +90,9 @@ class Channel:
     def send_job(self, job: Job) -> None:
         """Send a job; an inbox made of the same parts as the last one, as in a broadcast, is not sent again."""
         again = _identical(job.inbox, self._last)
-        self._last = dict(job.inbox)
+        self._last = {} if any(isinstance(m, bytes) for m in job.inbox.values()) else dict(job.inbox)
         head = {"kind": job.kind, "t": job.t, "k": job.k, "wants": job.wants, "joined": job.client is not None}
-        blobs = [] if again else [encode(m) for m in job.inbox.values()]
+        blobs = [] if again else [encode(m) if isinstance(m, Message) else m for m in job.inbox.values()]
         self.send(
             head | {"again": again, "senders": list(job.inbox)}, blobs if job.client is None else [job.client, *blobs]
         )
@@ -115,17 +114,31 @@ class Channel:
             "seconds": result.seconds,
             "score": None if result.score is None else asdict(result.score),
             "kept": result.client is not None,
+            "vote": result.vote,
+            "notes": result.notes,
             "spoke": result.message is not None,
+            "sent": None if result.sent is None else result.sent.value_nbytes,
         }
         blobs = [] if result.client is None else [result.client]
-        self.send(head, blobs if result.message is None else [*blobs, encode(result.message)])
+        if result.message is not None:
+            blobs.append(encode(result.message))
+        elif result.sent is not None:
+            blobs.append(result.sent.data)
+        self.send(head, blobs)
 
 
-def _identical(a: Inbox, b: Inbox) -> bool:
+_Mail = Mapping[str | int, Message | bytes]
+
+
+def _identical(a: _Mail, b: _Mail) -> bool:
     """Whether two inboxes hold the very same tensors, so that one need not be compared nor encoded."""
-    return a.keys() == b.keys() and all(
-        a[j].names == b[j].names and all(_same_part(a[j][n], b[j][n]) for n in a[j]) for j in a
-    )
+    return a.keys() == b.keys() and all(_same_message(a[j], b[j]) for j in a)
+
+
+def _same_message(a: Message | bytes, b: Message | bytes) -> bool:
+    if not isinstance(a, Message) or not isinstance(b, Message):
+        return False
+    return a.names == b.names and all(_same_part(a[n], b[n]) for n in a)
 
 
 def _same_part(a: object, b: object) -> bool:
@@ -138,6 +151,9 @@ def read_result(head: dict[str, Any], blobs: Sequence[memoryview]) -> Result:
         head["k"],
         bytes(blobs[0]) if head["kept"] else None,
         decode(blobs[-1], max_bytes=_MAX) if head["spoke"] else None,
+        None if head["sent"] is None else Sent(bytes(blobs[-1]), head["sent"]),
+        head["vote"],
+        head["notes"],
         None if head["score"] is None else Score(**head["score"]),
         head["flops"],
         head["finite"],

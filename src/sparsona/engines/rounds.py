@@ -6,9 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
+from torch import Tensor
+
 from sparsona.core.topology import Plan
 from sparsona.core.training import Ctx
-from sparsona.core.wire import Message, WireError
+from sparsona.core.wire import Message, WireError, encode
 from sparsona.engines.device import Job, Result, Score, Wants
 from sparsona.engines.store import Store
 from sparsona.method import Server, StarMethod
@@ -34,15 +37,15 @@ class Cost:
     paper_up: int = 0
     flops: int = 0
 
-    def receives(self, message: Message) -> None:
+    def receives(self, nbytes: int, value_nbytes: int) -> None:
         """Count a message to the client."""
-        self.down += message.nbytes
-        self.paper_down += message.value_nbytes
+        self.down += nbytes
+        self.paper_down += value_nbytes
 
-    def sends(self, message: Message) -> None:
+    def sends(self, nbytes: int, value_nbytes: int) -> None:
         """Count a message from the client."""
-        self.up += message.nbytes
-        self.paper_up += message.value_nbytes
+        self.up += nbytes
+        self.paper_up += value_nbytes
 
 
 @dataclass
@@ -53,6 +56,8 @@ class Round:
     costs: dict[int, Cost] = field(default_factory=dict)
     scores: dict[int, Score] = field(default_factory=dict)  # right after local training
     left_out: dict[int, str] = field(default_factory=dict)  # clients whose answer was not taken, and why
+    notes: dict[int, dict[str, float]] = field(default_factory=dict)  # what the method tells of its clients
+    clock: dict[int, tuple[float, float]] = field(default_factory=dict)  # when each would start and finish
     seconds: float = 0.0  # spent on devices
 
 
@@ -66,13 +71,13 @@ def star(
         for k in chosen:
             message = method.down(server, k, ctx)
             done.costs[k] = Cost()
-            done.costs[k].receives(message)
+            done.costs[k].receives(message.nbytes, message.value_nbytes)
             yield Job("local", t, k, store.client(k), {"server": message}, wants)
 
     def answers() -> Iterator[tuple[int, Any]]:
         for result in engine.map(jobs()):
             assert result.message is not None
-            done.costs[result.k].sends(result.message)
+            done.costs[result.k].sends(result.message.nbytes, result.message.value_nbytes)
             if _sound(result, done):
                 try:
                     answer = method.read(server, result.k, result.message, ctx)
@@ -90,36 +95,53 @@ def star(
 
 
 def peers(
-    engine: Engine, store: Store, mail: dict[int, Message], t: int, plan: Plan, wants: Wants
-) -> tuple[dict[int, Message], Round]:
-    """One round without a server: wave by wave, each client reads fresh or last round's messages of its neighbours."""
+    engine: Engine, store: Store, t: int, plan: Plan, votes: dict[int, bool], fleet: int, wants: Wants
+) -> tuple[dict[int, bool], Round]:
+    """One round without a server: wave by wave, each client reads fresh or last round's messages of its neighbours.
+
+    What a client sends is passed on as bytes, and lies in the store with what it sent before. ``votes`` are those of
+    the last round, which all have heard; those of this round come back.
+    """
     done = Round(t, costs={k: Cost() for k in plan.reads})
-    fresh: dict[int, Message] = {}
+    heard: dict[str | int, Message | bytes] = {"all": encode(Message(votes=_ballot(votes, fleet)))} if votes else {}
+    cast: dict[int, bool] = {}
     for wave in plan.waves():
 
         def jobs(wave: Iterable[int] = wave) -> Iterator[Job]:
             for k in sorted(wave):
-                inbox: dict[str | int, Message] = {}
+                inbox = {"self": store.mail(k, t)[0], **heard}
                 for j in plan.reads[k]:
-                    inbox[j] = fresh.get(j, mail[j]) if j in plan.fresh[k] else mail[j]
-                    done.costs[k].receives(inbox[j])
-                    done.costs.setdefault(j, Cost()).sends(inbox[j])
-                yield Job("local", t, k, store.client(k), inbox, wants)
+                    data, values = store.mail(j, t + 1 if j in plan.fresh[k] else t)
+                    inbox[j] = data
+                    done.costs[k].receives(len(data), values)
+                    done.costs[j].sends(len(data), values)
+                yield Job("local", t, k, store.client(k), inbox, ("bytes", *wants))
 
         for result in engine.map(jobs()):
+            assert result.sent is not None
             if _sound(result, done):
                 _keep(result, done, store)
-                assert result.message is not None
-                fresh[result.k] = result.message
-    return mail | fresh, done
+                store.put_mail(result.k, t, result.sent.data, result.sent.value_nbytes)
+                if result.vote is not None:
+                    cast[result.k] = result.vote
+    store.forget_mail(t)
+    bit = Message(vote=True).nbytes
+    for k, cost in done.costs.items():  # everyone tells everyone else
+        cost.receives(bit * (len(cast) - (k in cast)), 0)
+        cost.sends(bit * (len(plan.reads) - 1) * (k in cast), 0)
+    return cast, done
+
+
+def _ballot(votes: dict[int, bool], fleet: int) -> Tensor:
+    """The votes as a vector: 1 yes, 0 no, 2 not there."""
+    return torch.tensor([int(votes[k]) if k in votes else 2 for k in range(fleet)], dtype=torch.uint8)
 
 
 def _sound(result: Result, done: Round) -> bool:
     """Count what an answer cost; one with NaN or Inf is left out, and its client stays as it was."""
-    assert result.message is not None
     done.costs[result.k].flops += result.flops
     done.seconds += result.seconds
-    if not (result.finite and result.message.finite()):
+    if not (result.finite and (result.message is None or result.message.finite())):
         done.left_out[result.k] = "NaN or Inf"
     return result.k not in done.left_out
 
@@ -130,3 +152,5 @@ def _keep(result: Result, done: Round, store: Store) -> None:
         store.put(result.k, result.client)
     if result.score is not None:
         done.scores[result.k] = result.score
+    if result.notes is not None:
+        done.notes[result.k] = result.notes

@@ -42,6 +42,10 @@ class Store:
             self._db.execute("CREATE TABLE IF NOT EXISTS clients (k INTEGER PRIMARY KEY, value BLOB NOT NULL)")
             self._db.execute("CREATE TABLE IF NOT EXISTS parts (name TEXT PRIMARY KEY, value BLOB NOT NULL)")
             self._db.execute(
+                "CREATE TABLE IF NOT EXISTS mail (k INTEGER, t INTEGER, data BLOB NOT NULL, value_nbytes INTEGER "
+                "NOT NULL, PRIMARY KEY (k, t)) WITHOUT ROWID"
+            )
+            self._db.execute(
                 "CREATE TABLE IF NOT EXISTS checkpoint (one INTEGER PRIMARY KEY CHECK (one = 1), "
                 "rounds INTEGER NOT NULL, server BLOB NOT NULL, progress TEXT NOT NULL)"
             )
@@ -66,6 +70,26 @@ class Store:
     def put(self, k: int, value: bytes) -> None:
         """Client k's new value, kept with the round."""
         self._do("INSERT OR REPLACE INTO clients VALUES (?, ?)", (k, value))
+
+    def mail(self, k: int, before: int) -> tuple[bytes, int]:
+        """What client k last told its peers in a round before this one, encoded, and how many bytes are values."""
+        sql = "SELECT data, value_nbytes FROM mail WHERE k = ? AND t < ? ORDER BY t DESC LIMIT 1"
+        row = self._do(sql, (k, before)).fetchone()
+        if row is None:
+            raise StoreError(f"the state in {self.path or 'memory'} is damaged: client {k} has no message")
+        return bytes(row[0]), int(row[1])
+
+    def put_mail(self, k: int, t: int, data: bytes, value_nbytes: int) -> None:
+        """What client k tells its peers in round t, kept with the round."""
+        self._do("INSERT OR REPLACE INTO mail VALUES (?, ?, ?, ?)", (k, t, data, value_nbytes))
+
+    def forget_mail(self, before: int) -> None:
+        """Drop what clients said before a round, unless it is the last that they said."""
+        self._do(
+            "DELETE FROM mail AS old WHERE t < ? AND EXISTS "
+            "(SELECT 1 FROM mail AS new WHERE new.k = old.k AND new.t > old.t)",
+            (before,),
+        )
 
     def part(self, name: str) -> bytes:
         """A part of the server's value that is kept by itself."""

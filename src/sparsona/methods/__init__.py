@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from sparsona.methods.dadpfl import DADPFL
+from sparsona.methods.dispfl import DisPFL
 from sparsona.methods.ditto import Ditto
 from sparsona.methods.fedavg import FedAvg
 from sparsona.methods.fedavg_ft import FedAvgFT
@@ -12,6 +14,8 @@ from sparsona.methods.subfedavg import SubFedAvg
 from sparsona.methods.subsampling import Subsampling
 
 METHODS: dict[str, Any] = {
+    "dadpfl": DADPFL,
+    "dispfl": DisPFL,
     "ditto": Ditto,
     "fedavg": FedAvg,
     "fedavg_ft": FedAvgFT,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Literal, Protocol
 
 from sparsona.core import budgets, masks
@@ -19,10 +18,9 @@ from sparsona.core.budgets import Shares
 from sparsona.core.fields import Share
 from sparsona.core.imports import imported
 from sparsona.core.masks import Packed
-from sparsona.core.rng import Rng
 from sparsona.core.training import Ctx, Training, train
 from sparsona.core.wire import MaskChange, Message, Values
-from sparsona.method import Inbox, Layout, LocalData, Mask, Vector
+from sparsona.method import Inbox, LocalData, Mask, Vector
 
 Gradient = Callable[[], Vector]
 Answer = tuple[Vector, Mask, Mask]  # trained weights at the old mask, that mask, the new one
@@ -47,6 +45,7 @@ def rsm(how: FedSpa, mask: Mask, theta: Vector, gradient: Gradient, ctx: Ctx) ->
     return mask
 
 
+_COUNTS = {"erk": masks.erk_counts, "uniform": masks.uniform_counts}
 SEARCHES: dict[str, Search] = {"dst": dst, "rsm": rsm}
 
 
@@ -85,7 +84,7 @@ class FedSpa(Training):
         """Client k's first mask, which it and the server both know (line 3)."""
         density = budgets.share(self.density, k, ctx.common)
         key = ctx.common("mask") if self.same_start else ctx.common("mask", k)
-        return _first(ctx.layout, self.layers, density, key)
+        return masks.remembered(ctx.layout, tuple(_COUNTS[self.layers](ctx.layout, density)), key)
 
     def start(self, fleet: int, ctx: Ctx) -> Server:
         density = budgets.least("density", self.density, fleet)
@@ -137,11 +136,3 @@ class FedSpa(Training):
 
     def shared(self, server: Server) -> Vector:
         return server.theta
-
-
-_COUNTS = {"erk": masks.erk_counts, "uniform": masks.uniform_counts}
-
-
-@lru_cache(maxsize=4)  # one mask serves many clients
-def _first(layout: Layout, layers: str, density: float, key: Rng) -> Mask:
-    return masks.random(layout, _COUNTS[layers](layout, density), key)
