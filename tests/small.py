@@ -4,6 +4,8 @@ from typing import Any
 
 from sparsona.config import Recipe, check
 
+SUITS: dict[str, dict[str, Any]] = {"beer": {"fixed": True, "max_wait": 0}}
+
 
 def recipe(
     name: str = "fedavg",
@@ -24,7 +26,7 @@ def recipe(
         "model": {"name": "digits-mlp"},
         "method": {"name": name, "lr": 0.1, "batch": 16},
         "fleet": {"per_round": 3},
-        "topology": {"neighbours": 2, "max_wait": 1},  # for methods without a server
+        "topology": {"neighbours": 2, "max_wait": 1, "fixed": False} | SUITS.get(name, {}),  # without a server
         "evaluate": {"points": ["before", "after"]},
         "engine": {"name": engine, "workers": workers, "checkpoint_every": checkpoint_every},
         "results": {"figures": False},

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from sparsona.core.fields import Count, Natural, PositiveShare
 from sparsona.core.topology import Topology
 from sparsona.data import DataConfig
-from sparsona.method import Method, PeerMethod
+from sparsona.method import Choosy, Method, PeerMethod
 from sparsona.methods import METHODS
 from sparsona.models import MODELS
 
@@ -233,6 +233,8 @@ def _connected(recipe: Recipe) -> Recipe:
         topology = dataclasses.replace(topology, pairs=_pairs(Path(topology.edges)))
     try:
         topology.check(recipe.data.clients)
+        if isinstance(recipe.method, Choosy):
+            recipe.method.suits(topology)
     except ValueError as error:
         raise RecipeError(f"topology.{error}") from error
     return dataclasses.replace(recipe, topology=topology)

@@ -16,6 +16,7 @@ from sparsona.core.layout import Layout, Mask, Vector
 from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData, Samples
 from sparsona.core.task import Task
+from sparsona.core.topology import Topology
 from sparsona.core.training import Ctx, Training
 from sparsona.core.wire import Message
 
@@ -81,6 +82,14 @@ class PeerMethod(Method, Protocol):
 
 
 @runtime_checkable
+class Choosy(Protocol):
+    """A peer method that not every topology suits."""
+
+    def suits(self, topology: Topology) -> None:
+        """Raise ValueError, beginning with the field that is wrong, if this one does not."""
+
+
+@runtime_checkable
 class Voter(Protocol):
     """A peer method whose clients each tell all others one bit a round; inboxes hold the last ones under "all"."""
 
@@ -97,6 +106,7 @@ class Telling(Protocol):
 
 
 __all__ = [
+    "Choosy",
     "Client",
     "Ctx",
     "Inbox",
@@ -114,6 +124,7 @@ __all__ = [
     "StarMethod",
     "Task",
     "Telling",
+    "Topology",
     "Training",
     "Vector",
     "Voter",

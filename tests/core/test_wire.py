@@ -12,7 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sparsona.core.wire import Bits, MaskChange, Message, Sparse, Values, WireError, decode, encode, mask_nbytes
+from sparsona.core.wire import (
+    Bits,
+    MaskChange,
+    Message,
+    Quantised,
+    Sparse,
+    Values,
+    WireError,
+    decode,
+    encode,
+    mask_nbytes,
+)
 
 DTYPES = [torch.float32, torch.float16, torch.int32, torch.int64, torch.uint8, torch.bool]
 
@@ -193,6 +204,11 @@ def test_the_rice_parameter_is_the_best_of_all() -> None:
         assert min(bits) / 8 <= mask_nbytes(mask) - 9 <= min(bits) / 8 + 2
 
 
+def quantised(negative: Tensor, bits: int, scale: float) -> Quantised:
+    levels = torch.arange(len(negative)) * 7 % 2**bits if bits else torch.ones(len(negative))
+    return Quantised(negative, levels.to(torch.uint8), scale, bits)
+
+
 masks = st.one_of(
     st.lists(st.booleans(), max_size=80).map(lambda b: torch.tensor(b, dtype=torch.bool)),
     st.builds(random_mask, st.integers(0, 3000), st.floats(0, 1), st.integers(0, 2**32)),
@@ -211,6 +227,7 @@ parts = st.one_of(
     masks.map(Bits),
     st.tuples(masks, masks).map(lambda m: MaskChange(*m)),
     masks.map(lambda m: Sparse.of(torch.arange(len(m), dtype=torch.float32), m)),
+    st.builds(quantised, masks, st.integers(0, 8), st.floats()),
     floats32.map(Values),
     tensors,
     st.integers(-(2**63), 2**63 - 1),
@@ -366,6 +383,7 @@ def test_value_bytes_are_those_of_the_floats_alone() -> None:
     assert Message(s=Sparse.of(vec, mask), t=torch.ones(2, 3)).value_nbytes == 4 * ones + 24
     rest = Message(b=Bits(mask), c=MaskChange.between(mask, ~mask), i=torch.arange(5), n=1, x=1.0, s="text", y=True)
     assert rest.value_nbytes == 0
+    assert Message(q=quantised(mask, 3, 1.0)).value_nbytes == 8 + 125 + 375  # a scale, a sign and three bits each
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -375,7 +393,7 @@ def test_finite_looks_everywhere(bad: float) -> None:
     fine = Message(v=Values(good), s=Sparse.of(vec, ~mask), t=good, i=torch.arange(3), x=1.0, n=1, b=Bits(mask))
     assert fine.finite()
     assert Message().finite()
-    for part in (Values(vec), Sparse.of(vec, mask), vec, vec.half(), vec.reshape(3, 1), bad):
+    for part in (Values(vec), Sparse.of(vec, mask), vec, vec.half(), vec.reshape(3, 1), bad, quantised(mask, 2, bad)):
         assert not Message(**{**fine, "bad": part}).finite()
 
 
@@ -400,7 +418,9 @@ BROKEN = {  # what is said, and the bytes
     "same name twice": ("twice", frame((b"a", 1, bytes(8)), (b"a", 1, bytes(8)))),
     "name not utf-8": ("utf-8", frame((b"\xff", 1, bytes(8)))),
     "name with surrogate": ("utf-8", frame((b"\xed\xa0\x80", 1, bytes(8)))),
-    "unknown kind": ("kind 9", frame((b"a", 9, bytes(8)))),
+    "unknown kind": ("kind 10", frame((b"a", 10, bytes(8)))),
+    "quantised to nine bits": ("a level of 9 bits", frame((b"a", 9, struct.pack("<BdI", 9, 1.0, 0)))),
+    "quantised cut short": ("are no 9 values of 2 bits", frame((b"a", 9, struct.pack("<BdI", 2, 1.0, 9) + bytes(4)))),
     "payload past the end": ("4294967295 bytes are announced", seal(b"SPNA\x01\x01\x00\x01a\x03\xff\xff\xff\xff")),
     "bool is 2": ("a bool is 2", frame((b"a", 0, b"\x02"))),
     "bool is long": ("left over", frame((b"a", 0, b"\x01\x01"))),
@@ -548,6 +568,7 @@ def real_messages() -> list[bytes]:
             Message(update=Values.of(vec, sparse), mask=MaskChange.between(sparse, new)),
             Message(delta=Sparse.of(vec.half(), sparse), weight=0.25),
             Message(a=Bits(mask), b=Bits(sparse), c=Bits(~sparse)),
+            Message(q=quantised(mask[:50], 8, 0.5), sign=quantised(sparse[:30], 0, 2.0)),
             Message(
                 x=torch.arange(6).reshape(1, 2, 3), y=torch.tensor([True, False]), z=torch.tensor(1, dtype=torch.int32)
             ),
@@ -620,3 +641,25 @@ def test_parts_of_strangers_are_checked():
     ):
         with pytest.raises(WireError, match=re.escape(said)):
             wrong()
+
+
+def test_quantised_values_by_hand() -> None:
+    part = Quantised(ones_at(3, 1), torch.tensor([0, 5, 2], dtype=torch.uint8), 0.5, 3)
+    assert part.values.tolist() == [0.0, -2.5, 1.0]
+    data = encode(Message(q=part))[:-4]
+    signs, planes = data[-3], int.from_bytes(data[-2:], "little")
+    assert signs == 0b010
+    # bit 0 of 0, 5, 2 is 0 1 0; bit 1 is 0 0 1; bit 2 is 0 1 0; the first entry is the lowest bit
+    assert planes == 0b010 | 0b100 << 3 | 0b010 << 6
+    alone = Quantised(ones_at(4, 0), torch.ones(4, dtype=torch.uint8), 1.5, 0)
+    assert alone.values.tolist() == [-1.5, 1.5, 1.5, 1.5]
+    assert alone.nbytes == 8 + 1
+
+
+@pytest.mark.parametrize(
+    ("levels", "bits"), [([4, 0], 2), ([1, 0], 0), ([2, 2], 0), ([0, 0], 9), ([0, 0], -1), ([0], 2), ([0.0, 1.0], 2)]
+)
+def test_levels_must_fit(levels: list[float], bits: int) -> None:
+    kind = torch.uint8 if isinstance(levels[0], int) else torch.float32
+    with pytest.raises(ValueError, match=r"level|bits"):
+        Quantised(ones_at(2, 0), torch.tensor(levels, dtype=kind), 1.0, bits)

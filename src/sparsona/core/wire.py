@@ -16,6 +16,7 @@ The format, version 1. Numbers are little endian, bit i of a bit stream is bit i
     6 sparse    dtype (0 or 1), u32 length of the mask, the mask, the entries where it is one
     7 bits      a mask
     8 change    u32 length of the first mask, a mask over the old ones: 1 if dropped, one over the old zeros: 1 if grown
+    9 quantised u8 bits (at most 8), f64 scale, u32 n, n bits: 1 if negative; then bit 0 of all levels, bit 1, ...
 
     mask        u32 n, u8 code, then
       code 0              bitmap: n bits
@@ -47,7 +48,8 @@ _MAGIC, _VERSION = b"SPNA", 1
 _U32, _I64, _F64 = struct.Struct("<I"), struct.Struct("<q"), struct.Struct("<d")
 _HEAD, _FRAME = struct.Struct("<4sBH"), struct.Struct("<BI")
 _BITMAP, _GAPS = struct.Struct("<IB"), struct.Struct("<IBI")
-_BOOL, _INT, _FLOAT, _STR, _TENSOR, _VALUES, _SPARSE, _BITS, _CHANGE = range(9)
+_BOOL, _INT, _FLOAT, _STR, _TENSOR, _VALUES, _SPARSE, _BITS, _CHANGE, _QUANTISED = range(10)
+_SCALED = struct.Struct("<BdI")
 _DTYPES = (torch.float32, torch.float16, torch.int32, torch.int64, torch.uint8, torch.bool)
 _FORMATS = tuple(np.dtype(f) for f in ("<f4", "<f2", "<i4", "<i8", "u1", "?"))
 _FLOATS = _DTYPES[:2]
@@ -154,8 +156,41 @@ class MaskChange:
         return new
 
 
+@dataclass(frozen=True, eq=False)
+class Quantised:
+    """Multiples of one scale: a sign and a level of so many bits each; without any bits, plus or minus the scale."""
+
+    negative: Mask  # [n] bool
+    levels: Tensor  # [n] uint8, below 2 ** bits; ones where bits are 0
+    scale: float
+    bits: int
+    __eq__ = same
+
+    def __post_init__(self) -> None:
+        _check_mask(self.negative)
+        levels = self.levels
+        if not (isinstance(levels, Tensor) and levels.dtype == torch.uint8 and levels.shape == self.negative.shape):
+            raise ValueError(f"levels must be {len(self.negative)} of torch.uint8, not {_describe(levels)}")
+        if not 0 <= self.bits <= 8:
+            raise ValueError(f"bits = {self.bits}: must be 0 to 8")
+        highest = int(levels.max()) if len(levels) else 0
+        if highest >= 2 ** max(self.bits, 1) or (self.bits == 0 and not bool((levels == 1).all())):
+            raise ValueError(f"a level of {highest} does not fit {self.bits} bits")
+
+    @property
+    def values(self) -> Tensor:
+        """What they stand for, in single precision."""
+        sizes = self.levels.to(torch.float32) * self.scale
+        return torch.where(self.negative, -sizes, sizes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of signs, levels and scale."""
+        return 8 + _bytes(len(self.negative)) + _bytes(self.bits * len(self.negative))
+
+
 _P = TypeVar("_P")
-Part = Values | Sparse | Bits | MaskChange | Tensor | int | float | bool | str
+Part = Values | Sparse | Bits | MaskChange | Quantised | Tensor | int | float | bool | str
 
 
 class Message(Mapping[str, Any]):
@@ -223,12 +258,14 @@ class Message(Mapping[str, Any]):
 
     @property
     def value_nbytes(self) -> int:
-        """Bytes of the floating-point tensors alone, as papers count: no masks, scalars or framing."""
-        return sum(v.nbytes for v in self._floats())
+        """Bytes of floating-point and quantised values alone, as papers count: no masks, scalars or framing."""
+        quantised = sum(p.nbytes for p in self.values() if isinstance(p, Quantised))
+        return quantised + sum(v.nbytes for v in self._floats())
 
     def finite(self) -> bool:
         """Whether no float in it is NaN or infinite."""
-        scalars = all(math.isfinite(p) for p in self.values() if isinstance(p, float))
+        numbers = (p.scale if isinstance(p, Quantised) else p for p in self.values())
+        scalars = all(math.isfinite(p) for p in numbers if isinstance(p, float))
         return scalars and all(is_finite(v) for v in self._floats())
 
     def _floats(self) -> Iterator[Tensor]:
@@ -339,6 +376,24 @@ class _MaskCode:
         return [head, *(np.packbits(s, bitorder="little").data for s in (unary, low.reshape(-1)))]
 
 
+@dataclass(frozen=True)
+class _LevelCode:
+    """Signs and levels of quantised values, as streams of bits."""
+
+    part: Quantised
+
+    @property
+    def nbytes(self) -> int:
+        return self.part.nbytes - 8  # less the scale, which lies in the head
+
+    def chunks(self) -> list[bytes | memoryview]:
+        levels = _numpy(self.part.levels)
+        planes = np.empty((self.part.bits, len(levels)), np.uint8)
+        for j, plane in enumerate(planes):
+            np.bitwise_and(levels >> j, 1, out=plane)
+        return [np.packbits(s, bitorder="little").data for s in (_numpy(self.part.negative), planes.reshape(-1))]
+
+
 def _decode_mask(block: memoryview, budget: _Budget) -> Mask:
     _need(len(block) >= _BITMAP.size, f"a mask of {len(block)} bytes is cut short")
     n, code = _BITMAP.unpack_from(block)
@@ -391,7 +446,7 @@ def _bytes(bits: int) -> int:
     return (bits + 7) // 8
 
 
-def _pieces(part: Part) -> tuple[int, list[bytes | Tensor | _MaskCode]]:
+def _pieces(part: Part) -> tuple[int, list[bytes | Tensor | _MaskCode | _LevelCode]]:
     """A part's kind and what its payload is made of; masks are planned but not yet coded."""
     match part:
         case bool():
@@ -414,9 +469,11 @@ def _pieces(part: Part) -> tuple[int, list[bytes | Tensor | _MaskCode]]:
         case MaskChange():
             dropped = _MaskCode.of(part.dropped)
             return _CHANGE, [_U32.pack(dropped.nbytes), dropped, _MaskCode.of(part.grown)]
+        case Quantised():
+            return _QUANTISED, [_SCALED.pack(part.bits, part.scale, len(part.levels)), _LevelCode(part)]
 
 
-def _size(pieces: list[bytes | Tensor | _MaskCode]) -> int:
+def _size(pieces: list[bytes | Tensor | _MaskCode | _LevelCode]) -> int:
     return sum(len(p) if isinstance(p, bytes) else p.nbytes for p in pieces)
 
 
@@ -444,6 +501,8 @@ def _decode_part(kind: int, reader: _Reader) -> Part:
         return Sparse(mask, reader.floats(code))
     if kind == _BITS:
         return Bits(reader.mask())
+    if kind == _QUANTISED:
+        return reader.quantised()
     _need(kind == _CHANGE, f"part kind {kind} is unknown")
     dropped = reader.sub(reader.unpack(_U32)[0]).mask()
     return MaskChange(dropped, reader.mask())
@@ -494,6 +553,20 @@ class _Reader:
     def mask(self) -> Mask:
         """All that is left, as a mask."""
         return _decode_mask(self.take(len(self.view)), self.budget)
+
+    def quantised(self) -> Quantised:
+        """All that is left, as quantised values."""
+        bits, scale, n = self.unpack(_SCALED)
+        _need(bits <= 8, f"a level of {bits} bits is more than 8")
+        planes = _bytes(bits * n)
+        _need(len(self.view) == _bytes(n) + planes, f"{len(self.view)} bytes are no {n} values of {bits} bits")
+        self.budget.spend(n * (2 + bits))
+        negative = _unpack(self.take(_bytes(n)), n).view(np.bool_)
+        each = _unpack(self.take(planes), bits * n).reshape(bits, n)
+        levels = np.zeros(n, np.uint8) if bits else np.ones(n, np.uint8)
+        for j, plane in enumerate(each):
+            levels |= plane << j
+        return Quantised(torch.from_numpy(negative), torch.from_numpy(levels), float(scale), int(bits))
 
     def floats(self, code: int) -> Tensor:
         """All that is left, as a vector."""
@@ -577,11 +650,12 @@ def _check_part(name: str, part: object) -> None:
     elif isinstance(part, int):
         fits = -(2**63) <= part < 2**63
     else:
-        fits = isinstance(part, (Values, Sparse, Bits, MaskChange, float, str))
+        fits = isinstance(part, (Values, Sparse, Bits, MaskChange, Quantised, float, str))
     if not fits:
         raise ValueError(
-            f"part {name!r} is {_describe(part)}; what can travel: Values, Sparse, Bits, MaskChange, 64-bit int, "
-            f"float, bool, str, and tensors of {', '.join(map(str, _DTYPES))} with at most {_MAX_DIMS} dimensions"
+            f"part {name!r} is {_describe(part)}; what can travel: Values, Sparse, Bits, MaskChange, Quantised, "
+            f"64-bit int, float, bool, str, and tensors of {', '.join(map(str, _DTYPES))} with at most {_MAX_DIMS} "
+            f"dimensions"
         )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from sparsona.core import wire
 
 Types = dict[str, type]
-_WIRE = (wire.Values, wire.Sparse, wire.Bits, wire.MaskChange)
+_WIRE = (wire.Values, wire.Sparse, wire.Bits, wire.MaskChange, wire.Quantised)
 
 
 def types_of(method: object) -> Types:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from sparsona.methods.beer import Beer
 from sparsona.methods.dadpfl import DADPFL
 from sparsona.methods.dispfl import DisPFL
 from sparsona.methods.ditto import Ditto
@@ -14,6 +15,7 @@ from sparsona.methods.subfedavg import SubFedAvg
 from sparsona.methods.subsampling import Subsampling
 
 METHODS: dict[str, Any] = {
+    "beer": Beer,
     "dadpfl": DADPFL,
     "dispfl": DisPFL,
     "ditto": Ditto,
