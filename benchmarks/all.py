@@ -59,7 +59,7 @@ HOW = """\
   model and prepared data kept in the actors, no DataLoader; what remains is the simulator's own overhead.
   Medians over rounds, without the first; Flower runs right after ours, not in turns with it.
 - **fedspa** ([fedspa.py](../benchmarks/fedspa.py)): DST at density 0.5. Bytes are those of nine rounds of a whole
-  cosine between one client and the server, both ways, with random weights and gradients, over FedAvg's. The mask search
+  cosine between one client and the server, both ways, with one batch of training each, over FedAvg's. The mask search
   (a dense gradient of one batch of 128, and the choice of what to drop and to grow) is timed on one device with one
   thread against five epochs of local training (one epoch is timed): LeNet5 with 1,248 samples, ResNet18 with 500. The
   paper prints 8.9 % and 12.9 % for its CPU. Rounds: 10 of 100 clients, 600 Fashion-MNIST samples each, five epochs of

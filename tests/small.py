@@ -24,7 +24,7 @@ def recipe(
         "seed": 7,
         "data": {"source": "digits", "clients": 6, "alpha": 0.5, "sample_share": 0.3},
         "model": {"name": "digits-mlp"},
-        "method": {"name": name, "lr": 0.1, "batch": 16},
+        "method": {"name": name, "lr": 0.1, "batch": 16} | ({"accuracy": 0.1} if name == "subfedavg" else {}),
         "fleet": {"per_round": 3},
         "topology": {"neighbours": 2, "max_wait": 1, "fixed": False} | SUITS.get(name, {}),  # without a server
         "evaluate": {"points": ["before", "after"]},

@@ -20,7 +20,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sparsona import cli
-from sparsona.config import METHODS, to_toml
+from sparsona.config import METHODS, recipe_names, to_toml
 from sparsona.models import MODELS
 from sparsona.results import Run
 
@@ -425,3 +425,11 @@ def test_a_model_from_the_current_folder_is_found_by_workers_too(folder: Path) -
     assert json.loads(out)["runs"][0]["total"]["paper_up"] == 2 * 4 * 4 * 650  # rounds x clients x bytes x parameters
     assert Run.open("out").recipe.model.name == "mynet:Net"
     assert json.loads((folder / "out" / "run.json").read_text())["parameters"] == 650
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names() if "/small/" in name])
+def test_every_small_recipe_runs(name, tmp_path):
+    """One round of each: what they come to in full is measured, not tested."""
+    done = call("run", name, "rounds=1", "results.figures=false", "--out", str(tmp_path / "run"), "--json")
+    assert done.exit_code == 0, done.output
+    assert all(run["accuracy"] is not None for run in json.loads(done.stdout)["runs"])

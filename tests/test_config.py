@@ -241,11 +241,24 @@ def test_a_recipe_written_out_reads_back_the_same(name: str) -> None:
         assert check(tomllib.loads(to_toml(tables(recipe)))) == recipe
 
 
+def test_only_some_variants() -> None:
+    assert list(load("quickstart", only=["personal", "shared"])) == ["shared", "personal"]
+    with pytest.raises(RecipeError, match='only "persnal": no such variant; did you mean "personal"'):
+        load("quickstart", only=["persnal"])
+
+
+def test_only_needs_variants(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text(to_toml(BASE))
+    with pytest.raises(RecipeError, match="only a: the recipe has no variants to choose from"):
+        load(str(tmp_path / "x.toml"), only=["a"])
+
+
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_reads_back_the_same(name: str) -> None:
     more = {"lr": 1e-05, "clip": 2, "lr_steps": [0, 0.25, 1], "weight_decay": 1e-300}
+    base = BASE | {"evaluate": {"points": ["after", "before"]}, "topology": {"fixed": True}}
     for fields in ({}, more):
-        recipe = check(BASE | {"method": {"name": name, **fields}, "evaluate": {"points": ["after", "before"]}})
+        recipe = check(base | {"method": {"name": name, **fields}})
         raw = tables(recipe)
         assert raw["method"]["name"] == name
         assert check(raw) == recipe

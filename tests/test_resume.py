@@ -94,7 +94,8 @@ class Mother:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "engine", "kills"), [("ditto", "local", 26), ("ditto", "pool", 4), ("fedspa", "local", 12)]
+    ("method", "engine", "kills"),
+    [("ditto", "local", 26), ("ditto", "pool", 4), ("fedspa", "local", 8), ("dadpfl", "local", 6)],
 )
 def test_killed_at_random_moments(method, engine, kills, tmp_path):
     """Each kill hits a random moment of a run that trains, evaluates, records or writes a checkpoint."""
@@ -179,10 +180,10 @@ def test_killed_in_the_middle_of_writing_checkpoints(tmp_path):
     assert seen > 15
 
 
-@pytest.mark.parametrize("every", [1, 3])
-def test_interrupted_and_resumed(every, tmp_path):
+@pytest.mark.parametrize(("method", "every"), [("local", 1), ("local", 3), ("fedspa", 3), ("dadpfl", 3)])
+def test_interrupted_and_resumed(method, every, tmp_path):
     """Ctrl-C in round 5 saves all whole rounds, whatever the distance of checkpoints."""
-    r = recipe("local", rounds=8, checkpoint_every=every)
+    r = recipe(method, rounds=8, checkpoint_every=every)
     run(r, tmp_path / "whole")
 
     def stop(step):

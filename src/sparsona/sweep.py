@@ -293,9 +293,14 @@ class SweepTable(Comparison):
         return who or [Column("run", lambda r: str(r["group"]), words=True)], results, costs
 
 
-def table(runs: Sequence[Run], sweep: Sweep, out: Path | None = None) -> SweepTable:
-    """A sweep's finished runs as one row per group, with tables and figures in the folder ``out`` if one is given."""
-    groups = group(runs, sweep)
+def table(runs: Sequence[Run], sweep: Sweep, out: Path | None = None, target: float | None = None) -> SweepTable:
+    """A sweep's finished runs as one row per group, with tables and figures in the folder ``out`` if one is given.
+
+    The cost to reach a mean accuracy is told for ``target``, or without it for the target of each run's own recipe.
+    """
+    if target is not None and not 0 < target <= 1:
+        raise ValueError(f"target = {target!r}: must be more than 0 and at most 1")
+    groups = group(runs, sweep, target)
     labels = _labels(sweep.axes)
     told = [("variant", "variant")] if any(s.variant is not None for s in sweep.runs.values()) else []
     told += [(key, label) for key, label in labels.items() if key != "seed"]
@@ -309,7 +314,7 @@ def table(runs: Sequence[Run], sweep: Sweep, out: Path | None = None) -> SweepTa
         raise RunError(f"cannot write the tables of the sweep into {out}: {error.strerror}") from error
 
 
-def group(runs: Iterable[Run], sweep: Sweep) -> list[Group]:
+def group(runs: Iterable[Run], sweep: Sweep, target: float | None = None) -> list[Group]:
     """Finished runs by all that sets them apart but the seed; runs in which no client was ever tested are left out."""
     labels = _labels(sweep.axes)
     found: dict[str, tuple[Setting, list[Run]]] = {}
@@ -325,13 +330,13 @@ def group(runs: Iterable[Run], sweep: Sweep) -> list[Group]:
         places = _places(setting, labels)
         row: Row = {"group": _title(places) or members[0].recipe.name, "variant": setting.variant}
         row |= {key: setting.values.get(key) for key in labels if key != "seed"}
-        groups.append(Group(places, setting.values, tuple(members), row | _measures(members)))
+        groups.append(Group(places, setting.values, tuple(members), row | _measures(members, target)))
     return groups
 
 
-def _measures(runs: Sequence[Run]) -> Row:
+def _measures(runs: Sequence[Run], target: float | None) -> Row:
     """Means and standard deviations over the runs of a group; None where there are too few runs for one."""
-    each = [_row(run, run.path.name, None) for run in runs]
+    each = [_row(run, run.path.name, target) for run in runs]
     for row in each:
         row["wire_bytes"] = row["down_bytes"] + row["up_bytes"]
     out: Row = {"seeds": len(runs)}

@@ -188,6 +188,8 @@ def test_clients_that_diverge_are_left_out_and_named(tmp_path):
     done = run(recipe("fedavg", rounds=3, method={"lr": 1e30}), tmp_path / "run")
     assert all(row["left_out"] == row["participants"] for row in done.rounds)
     assert done.summary["left_out"] == 9
+    assert all(set(row["why_left_out"].values()) == {"NaN or Inf"} for row in done.rounds)
+    assert [sorted(map(int, row["why_left_out"])) for row in done.rounds] == [row["left_out"] for row in done.rounds]
     assert done.summary["before"]["loss"] > 0  # the shared model is still the initial one, without a NaN
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from dataclasses import replace
 
 import pytest
@@ -22,7 +23,7 @@ from sparsona.core.task import Task
 from sparsona.core.topology import cohort
 from sparsona.core.training import Ctx, train
 from sparsona.core.wire import MaskChange, Message, Values, WireError, decode, encode
-from sparsona.engines.local import Local
+from sparsona.engines.local import ClientFailed, Local
 from sparsona.engines.rounds import star
 from sparsona.engines.store import Store
 from sparsona.engines.values import loads, types_of
@@ -267,7 +268,7 @@ def test_same_or_different_first_masks():
     ctx = device.ctx(0)
     same, other = FedSpa(), FedSpa(same_start=False)
     assert torch.equal(same.first(0, ctx), same.first(1, ctx))
-    assert not torch.equal(other.first(0, ctx), other.first(1, ctx))
+    assert len({tuple(other.first(k, ctx).tolist()) for k in range(6)}) == 6
     assert device.task.layout.counts(other.first(0, ctx)) == device.task.layout.counts(other.first(1, ctx))
     elsewhere = replace(ctx, common=Rng(8, "common"))
     assert not torch.equal(same.first(0, ctx), same.first(0, elsewhere))
@@ -370,12 +371,20 @@ class Meddler(Local):
 SHORT = torch.zeros(7, dtype=torch.bool)
 
 
+def all_of(message: Message, alive: bool) -> MaskChange:
+    """The change to a mask of nothing, or of everything."""
+    change = message["mask"]
+    return MaskChange(torch.full_like(change.dropped, not alive), torch.full_like(change.grown, alive))
+
+
 @pytest.mark.parametrize(
     ("name", "change", "why"),
     [
         ("fedspa", lambda m: Message(theta=m["theta"], mask=MaskChange(SHORT, SHORT)), "does not fit"),
         ("fedspa", lambda m: Message(theta=Values(torch.zeros(5)), mask=m["mask"]), "holds 5 values"),
         ("fedspa", lambda m: Message(theta=m["theta"]), "part 'mask' is NoneType, not MaskChange"),
+        ("fedspa", lambda m: Message(theta=m["theta"], mask=all_of(m, False)), "does not keep the number of ones"),
+        ("fedspa", lambda m: Message(theta=m["theta"], mask=all_of(m, True)), "does not keep the number of ones"),
         ("fedspa", lambda m: Message(theta=Values(m["theta"].values * math.nan), mask=m["mask"]), "NaN or Inf"),
         ("fedspa", lambda m: Message(theta=Values(m["theta"].values + math.inf), mask=m["mask"]), "NaN or Inf"),
         ("subfedavg", lambda m: Message(theta=m["theta"], mask=MaskChange(SHORT, SHORT)), "does not fit"),
@@ -402,9 +411,62 @@ def test_an_answer_that_does_not_fit_leaves_its_client_out(name, change, why):
     assert store.client(3) is None
 
 
-def test_a_searcher_of_your_own(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text("def stay(how, mask, theta, gradient, ctx):\n    return mask\n")
+OWN = """
+import torch
+
+def stay(how, mask, theta, gradient, ctx):
+    return mask
+
+def in_place(how, mask, theta, gradient, ctx):
+    mask[:] = True
+    return mask
+
+def nothing(how, mask, theta, gradient, ctx):
+    return None
+
+def empty(how, mask, theta, gradient, ctx):
+    return torch.zeros_like(mask)
+
+class Halves:
+    def initialise(self, how, density, layout, key):
+        return torch.arange(layout.dim) % 2 == 0
+
+    def __call__(self, how, mask, theta, gradient, ctx):
+        return ~mask
+
+halves = Halves()
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("mine", None)
+
+
+def test_a_searcher_that_grows_masks_in_place_hurts_nobody(own, tmp_path):
+    for engine in ("local", "pool"):
+        run(recipe("fedspa", method={"search": "mine:in_place"}, engine=engine), tmp_path / engine)
+    a, b = ((tmp_path / engine / "clients.jsonl").read_bytes() for engine in ("local", "pool"))
+    assert a == b
+
+
+def test_a_searcher_may_choose_where_to_begin(own):
+    r = recipe("fedspa", method={"search": "mine:halves"})
+    device, _ = prepare(r)
+    assert r.method.first(3, device.ctx(0)).tolist()[:4] == [True, False, True, False]
+    assert run(r)["total"]["paper_down"] == 9 * 4 * 2405
+
+
+@pytest.mark.parametrize(("name", "said"), [("nothing", "is not 4810 bools"), ("empty", "without any weight")])
+def test_a_searcher_that_gives_no_mask_is_told_off(name, said, own):
+    with pytest.raises(ClientFailed, match=f"search: 'mine:{name}' gave a new mask that .*{said}"):
+        run(recipe("fedspa", method={"search": f"mine:{name}"}))
+
+
+def test_a_searcher_of_your_own(own, tmp_path):
     run(recipe("fedspa", method={"search": "mine:stay"}), tmp_path / "a")
     run(recipe("fedspa", method={"search": "rsm"}), tmp_path / "b")
     assert (tmp_path / "a" / "rounds.jsonl").read_bytes() == (tmp_path / "b" / "rounds.jsonl").read_bytes()
@@ -436,26 +498,37 @@ def test_the_percentile_as_numpy_counts_it():
             assert masks.below_percentile(n, share) == want
 
 
-def test_sub_fedavg_prunes_the_smallest_alive():
-    """Six weights, rate 0.4: of 6 alive ceil(0.4 * 5) = 2 lie below the percentile."""
-    method = SubFedAvg(prune_rate=0.4, density=0.5, distance=0.0, accuracy=0.0, epochs=2, lr=0.5)
-    data, ctx = six_weights([[1.0, 2.0, 0.0], [0.0, 1.0, 2.0]], [0, 1])
-    w = torch.tensor([0.9, 0.01, -0.8, 0.7, -0.02, 0.6])
-    client, message, model = method.local(
-        SubClient(torch.ones(6, dtype=torch.bool)), {"server": Message(theta=Values(w))}, data, ctx
-    )
-    dense = train(method, w, data.train, ctx, purpose="first", epochs=1)
-    early = method.candidate(torch.ones(6, dtype=torch.bool), dense, ctx)
-    dense = train(method, dense, data.train, ctx, purpose="rest", epochs=1)
-    order = sorted(range(6), key=lambda i: abs(float(dense[i])))
-    late = torch.ones(6, dtype=torch.bool)
-    late[order[:2]] = False
-    if torch.equal(early, late):  # the candidates do not change any more: no pruning
-        assert torch.equal(client.mask, torch.ones(6, dtype=torch.bool))
-    else:
-        assert torch.equal(client.mask, late)
-        assert torch.equal(model, dense * late)
-        assert torch.equal(message["theta"].values, dense[late])
+def test_sub_fedavg_by_hand():
+    """Two samples in one batch, weights so small that the softmax is even: gradients -+1/4 (1, 1, 2), step by step.
+
+    With p = 1/2 throughout (logits of 1e-3 or less), the sample (1, 0, 2) of class 0 and (0, 1, 0) of class 1 give
+    class 0 a gradient of -1/4 (1, -1, 2) and class 1 the opposite: each epoch moves weights 0 and 3 by lr / 4, 1 and 4
+    by lr / 4, 2 and 5 by lr / 2, towards or away from 0.
+    """
+    lr = 4e-3
+    method = SubFedAvg(prune_rate=0.4, density=0.5, distance=0.0, accuracy=0.0, epochs=2, lr=lr)
+    data, ctx = six_weights([[1.0, 0.0, 2.0], [0.0, 1.0, 0.0]], [0, 1])
+    w = torch.tensor([3.0, 3.5, 4.0, 3.2, 9.0, 9.0]) * 1e-3
+    ones = torch.ones(6, dtype=torch.bool)
+    client, message, model = method.local(SubClient(ones), {"server": Message(theta=Values(w))}, data, ctx)
+    # after an epoch: 4.0, 2.5, 6.0, 2.2, 10, 7: of six alive ceil(0.4 * 5) = 2 go, weights 3 and 1;
+    # after another: 5.0, 1.5, 8.0, 1.2, 11, 5: still 3 and 1, so nothing is pruned
+    assert model.tolist() == pytest.approx([5e-3, 1.5e-3, 8e-3, 1.2e-3, 11e-3, 5e-3], abs=2e-5)
+    assert torch.equal(client.mask, ones)
+    w = torch.tensor([2.0, 3.4, 9.0, 9.0, 9.0, 7.0]) * 1e-3
+    client, message, model = method.local(SubClient(ones), {"server": Message(theta=Values(w))}, data, ctx)
+    # after an epoch 3.0, 2.4, 11, 8, 10, 5: 1 and 0 would go; after another 4.0, 1.4, 13, 7, 11, 3: 1 and 5 do
+    late = bits(0, 2, 3, 4)
+    assert torch.equal(client.mask, late)
+    assert model.tolist() == pytest.approx([4e-3, 0, 13e-3, 7e-3, 11e-3, 0], abs=2e-5)
+    assert message["theta"].values.tolist() == pytest.approx([4e-3, 13e-3, 7e-3, 11e-3], abs=2e-5)
+    # another round within that mask: what is pruned stays so, and 4 of 6 is above the density, so two more may go
+    server = SubServer(torch.full((6,), 5e-3), {0: Packed.of(late)})
+    down = method.down(server, 0, ctx)
+    assert len(down["theta"].values) == 4
+    again, message, model = method.local(client, {"server": down}, data, ctx)
+    assert model[1] == model[5] == 0
+    assert not bool((again.mask & ~late).any())
 
 
 @pytest.mark.parametrize(
@@ -465,7 +538,6 @@ def test_sub_fedavg_prunes_the_smallest_alive():
         ({"distance": 1.0}, False),  # candidates never differ by more than everything
         ({"accuracy": 1.0}, False),
         ({"density": 1.0}, False),  # already there
-        ({"epochs": 1}, False),  # the first and the last epoch are one
     ],
 )
 def test_when_sub_fedavg_prunes(how, prunes):
@@ -522,9 +594,10 @@ def test_subsampling_sends_half_and_the_rest_counts_as_no_update():
     assert torch.equal(after, torch.where(part, theta, w))
     two = method.merge(w, [(k, method.read(w, k, m, ctx)) for k, m in enumerate([message, message])], ctx)
     assert torch.equal(two, after)
-    later = replace(ctx, t=1, rng=Rng(1, "local", 1))
-    again = method.local(None, {"server": Message(theta=Values(w))}, data, later)[1]
-    assert again["seed"] != message["seed"]  # drawn anew each round
+    later = [replace(ctx, t=t, rng=Rng(1, "local", t)) for t in range(20)]
+    parts = [method.local(None, {"server": Message(theta=Values(w))}, data, c)[1]["seed"] for c in later]
+    assert len(set(parts)) == 20  # drawn anew each round
+    assert len({tuple(method.part(ctx.layout, Rng(seed)).tolist()) for seed in parts}) > 10  # of 20 there are
 
 
 def test_read_refuses_a_seed_that_is_none():

@@ -89,7 +89,9 @@ class Device:
         """Do a job."""
         began, flops = time.perf_counter(), self.task.flops
         k, t = job.k, job.t
-        if job.client is None:
+        if job.kind == "shared":
+            client = None
+        elif job.client is None:
             client = self.method.join(k, self.ctx(0, "join", k))
         else:
             client = loads(job.client, types_of(self.method))

@@ -67,9 +67,7 @@ class Beer(Training):
             x, zero = ctx.theta0, torch.zeros_like(ctx.theta0)
             gradient = ctx.task.grad(x, batch)
             client = Client(x, gradient, x, zero, x, zero, gradient)
-        heard_h, heard_g = (
-            self.mixed(inbox, known, part) for known, part in ((client.heard_h, "h"), (client.heard_g, "g"))
-        )
+        heard_h, heard_g = self.mixed(inbox, client.heard_h, "h"), self.mixed(inbox, client.heard_g, "g")
         x = train(self, client.x, data.train, ctx) if self.tune else client.x
         x = x + self.gamma * (heard_h - client.h) - self.step * client.v
         gradient = ctx.task.grad(x, batch)

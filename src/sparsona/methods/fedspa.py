@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
 
 from sparsona.core import budgets, masks
 from sparsona.core.aggregate import Mean
@@ -18,9 +21,10 @@ from sparsona.core.budgets import Shares
 from sparsona.core.fields import Share
 from sparsona.core.imports import imported
 from sparsona.core.masks import Packed
+from sparsona.core.rng import Rng
 from sparsona.core.training import Ctx, Training, train
-from sparsona.core.wire import MaskChange, Message, Values
-from sparsona.method import Inbox, LocalData, Mask, Vector
+from sparsona.core.wire import MaskChange, Message, Values, WireError
+from sparsona.method import Inbox, Layout, LocalData, Mask, Vector
 
 Gradient = Callable[[], Vector]
 Answer = tuple[Vector, Mask, Mask]  # trained weights at the old mask, that mask, the new one
@@ -31,6 +35,14 @@ class Search(Protocol):
 
     def __call__(self, how: FedSpa, mask: Mask, theta: Vector, gradient: Gradient, ctx: Ctx) -> Mask:
         """Client k's mask for round t + 1."""
+
+
+@runtime_checkable
+class Initialiser(Protocol):
+    """A searcher that also says where to begin; for others that is a random mask with ``layers``' densities."""
+
+    def initialise(self, how: FedSpa, density: float, layout: Layout, key: Rng) -> Mask:
+        """A first mask, decided by the key alone: client and server each make it."""
 
 
 def dst(how: FedSpa, mask: Mask, theta: Vector, gradient: Gradient, ctx: Ctx) -> Mask:
@@ -84,6 +96,9 @@ class FedSpa(Training):
         """Client k's first mask, which it and the server both know (line 3)."""
         density = budgets.share(self.density, k, ctx.common)
         key = ctx.common("mask") if self.same_start else ctx.common("mask", k)
+        searcher = self.searcher()
+        if isinstance(searcher, Initialiser):
+            return searcher.initialise(self, density, ctx.layout, key)
         return masks.remembered(ctx.layout, tuple(_COUNTS[self.layers](ctx.layout, density)), key)
 
     def start(self, fleet: int, ctx: Ctx) -> Server:
@@ -112,7 +127,9 @@ class FedSpa(Training):
             return ctx.task.grad(theta, data.train.batch(ctx.rng("search"), self.batch))
 
         before = ctx.task.flops
-        new = self.searcher()(self, mask, theta, gradient, ctx)  # line 18
+        new = self.searcher()(self, mask.clone(), theta, gradient, ctx)  # line 18
+        if flaw := self.flaw(mask, new, ctx):
+            raise ValueError(f"search: {self.search!r} gave a new mask that {flaw}")
         if self.charge_search and ctx.task.flops == before:
             ctx.task.charge(min(self.batch, len(data)))
         message = Message(theta=Values.of(theta, mask), mask=MaskChange.between(mask, new))
@@ -120,14 +137,29 @@ class FedSpa(Training):
 
     def read(self, server: Server, k: int, message: Message, ctx: Ctx) -> Answer:
         mask = self.mask_of(server, k, ctx)
-        return message.floats("theta", int(mask.count_nonzero())), mask, message.part("mask", MaskChange).apply(mask)
+        new = message.part("mask", MaskChange).apply(mask)
+        if flaw := self.flaw(mask, new, ctx):
+            raise WireError(f"the new mask {flaw}")
+        return message.floats("theta", int(mask.count_nonzero())), mask, new
+
+    def flaw(self, old: Mask, new: Mask, ctx: Ctx) -> str:
+        """What is wrong with a new mask, if anything."""
+        if not isinstance(new, Tensor) or new.dtype != old.dtype or new.shape != old.shape:
+            return f"is not {len(old)} bools"
+        counts = ctx.layout.counts(new)
+        if self.search in SEARCHES and counts != ctx.layout.counts(old):
+            return "does not keep the number of ones of every tensor"
+        if masks.starved(ctx.layout, counts) or not bool(new[ctx.layout.params :].all()):
+            return "leaves a layer without any weight, or a buffer out"
+        return ""
 
     def merge(self, server: Server, inbox: Iterable[tuple[int, Answer]], ctx: Ctx) -> Server:
         mean, new = Mean(ctx.layout.dim), dict(server.masks)  # line 7: who did not take part keeps its mask
         for k, (values, mask, now) in inbox:
             # line 11: w less the mean of the updates (m_k w - trained) is the mean of w with each mask's part replaced
             mean.add(server.theta.masked_scatter(mask, values))
-            new[k] = Packed.of(now)
+            if not torch.equal(now, mask):
+                new[k] = Packed.of(now)
         return Server(mean.value(otherwise=server.theta), new)
 
     def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 
 from sparsona.core import masks
 from sparsona.core.aggregate import OverlapMean
@@ -38,6 +40,7 @@ class Server:
 class SubFedAvg(Training):
     """Personal sub-networks by iterative magnitude pruning."""
 
+    epochs: Annotated[int, Ge(2)] = 2  # the pruning candidates of the first and of the last are compared
     density: PositiveShare = 0.5  # of convolution and linear weights: at or below it, pruning ends
     prune_rate: Share = 0.05  # share of the weights still alive that one pruning drops, tensor by tensor
     distance: NonNegative = 1e-4  # the candidates after the first and the last epoch must differ by more
@@ -61,8 +64,7 @@ class SubFedAvg(Training):
         theta = self.personal(client, inbox, data, ctx)
         theta = train(self, theta, data.train, ctx, purpose="first", epochs=1, mask=old)
         early = self.candidate(old, theta, ctx)
-        if self.epochs > 1:
-            theta = train(self, theta, data.train, ctx, purpose="rest", epochs=self.epochs - 1, mask=old)
+        theta = train(self, theta, data.train, ctx, purpose="rest", epochs=self.epochs - 1, mask=old)
         late = self.candidate(old, theta, ctx)
         scope = masks.weights(ctx.layout)
         if (

@@ -29,7 +29,7 @@ class Subsampling(FedAvg):
         """The entries that a key stands for; buffers are always among them."""
         chosen = torch.ones(layout.dim, dtype=torch.bool)
         trained = chosen[: layout.params]
-        trained.copy_(masks.draw(trained, round(self.density * layout.params), key))
+        trained.copy_(masks.draw(trained, masks.kept(layout.params, 1 - self.density), key))
         return chosen
 
     def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
