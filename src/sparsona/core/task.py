@@ -110,13 +110,15 @@ def sgd(
     anchor: Vector | None = None,
     pull: float = 0.0,
     pull_as: Literal["loss", "step"] = "loss",
+    sam: float = 0.0,
 ) -> Vector:
     """Train from theta and give the trained vector.
 
     ``mask`` is the model's support: weights outside are zero and stay so. Only coordinates in ``move`` ever move, be
     it by gradient, momentum, decay or pull. ``pull`` draws towards ``anchor``: as a term pull/2 |theta - anchor|^2 of
     the loss, or as a step of its own after each step. ``clip`` bounds the norm of the gradient, taken over all
-    coordinates ("dense") or over those that move ("masked"). Momentum starts at zero.
+    coordinates ("dense") or over those that move ("masked"). Momentum starts at zero. With ``sam`` each gradient is
+    taken that far up the slope (sharpness-aware minimisation, Foret et al., 2021), at twice the cost.
     """
     n = task.layout.params
     gate = _gate(mask, move, n)
@@ -126,11 +128,13 @@ def sgd(
     goal = None if anchor is None or pull == 0 else anchor[:n] if mask is None else (anchor * mask)[:n]
     velocity = torch.zeros(n) if momentum else None
     plain = gate is None and goal is None and clip is None and not weight_decay and velocity is None
-    cost = 3 * task.layout.flops(mask)
+    cost = 3 * task.layout.flops(mask) * (2 if sam else 1)
     task.model.train()
     with batches.rng("layers").everywhere():  # dropout and the like draw from the global generator
         for batch in batches:
             gradients = task.gradients(batch)
+            if sam:
+                gradients = _uphill(task, batch, gradients, sam, gate)
             task.flops += cost * len(batch[1])
             if plain:  # the same sums without a pass through the flat gradient
                 with torch.no_grad():
@@ -155,6 +159,20 @@ def sgd(
     if buffers is not None and move is not None:
         task.flat[n:] = torch.where(move[n:], task.flat[n:], buffers)
     return task.flat.clone()
+
+
+def _uphill(task: Task, batch: Batch, gradients: list[Tensor], far: float, gate: Tensor | None) -> list[Tensor]:
+    """The gradient a step of length ``far`` along the given one, within what may move; the model stays where it is."""
+    task.settle()
+    here = task.flat.clone()
+    g = task.gather(gradients)
+    if gate is not None:
+        g.mul_(gate)
+    task.flat[: len(g)].add_(g, alpha=far / (float(g.norm()) + 1e-12))
+    found = task.gradients(batch)
+    task.settle()
+    task.flat.copy_(here)  # running statistics too: each batch counts once, where the model is
+    return found
 
 
 def _gate(mask: Mask | None, move: Mask | None, n: int) -> Tensor | None:

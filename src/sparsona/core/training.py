@@ -75,6 +75,7 @@ def train(
     epochs: int | None = None,
     mask: Mask | None = None,
     move: Mask | None = None,
+    sam: float = 0.0,
     **pull: Any,
 ) -> Vector:
     """Train from theta on the samples as ``how`` says; two trainings in one round need two purposes."""
@@ -92,5 +93,6 @@ def train(
         clip_of=how.clip_of,
         mask=mask,
         move=move,
+        sam=sam,
         **pull,
     )

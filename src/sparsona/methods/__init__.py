@@ -4,12 +4,16 @@ from typing import Any
 
 from sparsona.methods.beer import Beer
 from sparsona.methods.dadpfl import DADPFL
+from sparsona.methods.dfedavgm import DFedAvgM
+from sparsona.methods.dfedsam import DFedSAM
 from sparsona.methods.dispfl import DisPFL
 from sparsona.methods.ditto import Ditto
 from sparsona.methods.fedavg import FedAvg
 from sparsona.methods.fedavg_ft import FedAvgFT
+from sparsona.methods.feddst import FedDST
 from sparsona.methods.fedprox import FedProx
 from sparsona.methods.fedspa import FedSpa
+from sparsona.methods.gossipfl import GossipFL
 from sparsona.methods.local import Local
 from sparsona.methods.subfedavg import SubFedAvg
 from sparsona.methods.subsampling import Subsampling
@@ -17,12 +21,16 @@ from sparsona.methods.subsampling import Subsampling
 METHODS: dict[str, Any] = {
     "beer": Beer,
     "dadpfl": DADPFL,
+    "dfedavgm": DFedAvgM,
+    "dfedsam": DFedSAM,
     "dispfl": DisPFL,
     "ditto": Ditto,
     "fedavg": FedAvg,
     "fedavg_ft": FedAvgFT,
+    "feddst": FedDST,
     "fedprox": FedProx,
     "fedspa": FedSpa,
+    "gossipfl": GossipFL,
     "local": Local,
     "subfedavg": SubFedAvg,
     "subsampling": Subsampling,
