@@ -6,6 +6,7 @@ DA-DPFL ("Decentralized Personalized Federated Learning based on a Conditional '
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -229,6 +230,14 @@ def ordered(
         fresh[k] = frozenset(waits)
         rank[k] = (max((rank[j][0] for j in waits), default=0.0) + _time(times, k), place)
     return Plan(here, {k: fresh[k] for k in here})
+
+
+def prior_probability(k: int, fleet: int, neighbours: int, m: int) -> float:
+    """Proposition 1: how likely the k-th in order, from 1, reads m earlier ones among its random neighbours."""
+    _within("k", k, 1, fleet)
+    _within("neighbours", neighbours, 0, fleet - 1)
+    _within("m", m, 0, neighbours)
+    return math.comb(k - 1, m) * math.comb(fleet - k, neighbours - m) / math.comb(fleet - 1, neighbours)
 
 
 def stepwise(max_wait: int, t: int, rounds: int) -> int:

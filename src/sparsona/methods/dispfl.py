@@ -13,7 +13,7 @@ from sparsona.core import masks
 from sparsona.core.aggregate import overlap_mean
 from sparsona.core.fields import PositiveShare, Share
 from sparsona.core.masks import Scope
-from sparsona.core.training import Ctx, Training, train
+from sparsona.core.training import Ctx, Training, searched, train
 from sparsona.core.wire import Message, Sparse
 from sparsona.method import Inbox, LocalData, Mask, Vector
 
@@ -68,10 +68,7 @@ class DisPFL(Training):
     def searched(self, mask: Mask, theta: Vector, data: LocalData, ctx: Ctx) -> Mask:
         """The mask after dropping small weights and growing as many."""
         rate = masks.cosine(self.prune_rate, ctx.t, ctx.rounds, "T")
-        if self.recovery == "random":
-            return masks.regrow(ctx.layout, mask, theta, ctx.rng("recovery"), rate)
-        gradient = ctx.task.grad(theta, data.train.batch(ctx.rng("search"), self.batch))
-        return masks.regrow(ctx.layout, mask, theta, gradient.abs(), rate)
+        return searched(mask, theta, data.train, ctx, rate=rate, batch=self.batch, recovery=self.recovery)
 
     def personal(self, client: Any, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
         model: Sparse = inbox["self"]["model"]

@@ -16,7 +16,7 @@ import torch
 from sparsona.core import masks
 from sparsona.core.aggregate import OverlapMean
 from sparsona.core.fields import Count, PositiveShare, Share
-from sparsona.core.training import Ctx, Training, train
+from sparsona.core.training import Ctx, Training, searched, train
 from sparsona.core.wire import MaskChange, Message, Sparse, Values, WireError
 from sparsona.method import Client, Inbox, LocalData, Mask, Vector
 
@@ -73,10 +73,7 @@ class FedDST(Training):
     def searched(self, mask: Mask, theta: Vector, data: LocalData, ctx: Ctx) -> Mask:
         """The mask after dropping small weights and growing as many."""
         rate = masks.cosine(self.prune_rate, ctx.t, ctx.rounds, "T")
-        if self.recovery == "random":
-            return masks.regrow(ctx.layout, mask, theta, ctx.rng("recovery"), rate)
-        gradient = ctx.task.grad(theta, data.train.batch(ctx.rng("search"), self.batch))
-        return masks.regrow(ctx.layout, mask, theta, gradient.abs(), rate)
+        return searched(mask, theta, data.train, ctx, rate=rate, batch=self.batch, recovery=self.recovery)
 
     def read(self, server: Server, k: int, message: Message, ctx: Ctx) -> Answer:
         mask = server.mask
