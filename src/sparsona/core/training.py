@@ -36,16 +36,16 @@ class Training:
     """Local training by SGD; a method inherits these fields and adds its own."""
 
     epochs: Count = 1  # passes over the local data each round
-    batch: Count = 32
+    batch: Count = 32  # samples a step
     drop_last: bool = False  # leave out a last batch that is not full
-    lr: Positive = 0.1
-    lr_schedule: Literal["constant", "exponential", "steps", "cosine"] = "constant"
+    lr: Positive = 0.1  # learning rate, of the first round
+    lr_schedule: Literal["constant", "exponential", "steps", "cosine"] = "constant"  # how it falls over the rounds
     lr_decay: PositiveShare = 0.998  # factor per round (exponential) or per step (steps)
     lr_steps: tuple[Share, ...] = (0.5, 0.75)  # shares of all rounds at which a step is taken
-    momentum: Share = 0.0
-    weight_decay: NonNegative = 0.0
+    momentum: Share = 0.0  # of SGD; begins anew each round
+    weight_decay: NonNegative = 0.0  # of SGD, added to the gradient
     clip: Positive | None = None  # bound on the gradient's norm
-    clip_of: Literal["dense", "masked"] = "dense"
+    clip_of: Literal["dense", "masked"] = "dense"  # the norm over all weights, or over those that move
 
 
 def lr_at(how: Training, t: int, rounds: int) -> float:

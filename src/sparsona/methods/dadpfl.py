@@ -49,11 +49,11 @@ class DADPFL(DisPFL):
     frequency: Positive = 1.3  # c: the gaps between prunings shrink by it
     schedule: Literal["next", "strict", "reference"] = "next"  # a round after each t_p, or in it; or as the code rounds
     p: Positive = 0.5  # PQ index, 0 < p < q
-    q: Positive = 1.0
+    q: Positive = 1.0  # PQ index
     gamma: NonNegative = 1.0  # share of the spare weights that go
     slack: NonNegative = 0.0  # eta_c
     cap: Share = 0.9  # beta: share of a layer's weights that go at most
-    each: Each = "layer"
+    each: Each = "layer"  # what the index is taken of: a tensor, or each of its output units
 
     def __post_init__(self) -> None:
         if self.target < 1 - self.density:

@@ -30,7 +30,7 @@ class DisPFL(Training):
     density: PositiveShare = 0.5  # of the tensors that are masked
     masked: Literal["all", "weights"] = "all"  # every tensor, or the weights of convolutions and linear layers alone
     dense: tuple[str, ...] = ()  # weights: names or patterns of tensors that stay dense, such as "*shortcut*"
-    same_start: bool = False
+    same_start: bool = False  # all begin with one mask
     prune_rate: Share = 0.5  # the share of each tensor's weights dropped in the first round; by a cosine it falls to 0
     recovery: Literal["random", "gradient"] = "random"  # what is grown
 

@@ -21,7 +21,7 @@ class Client:
 class Ditto(FedAvg):
     """Two models per client: ``epochs`` passes for the shared one, ``personal_epochs`` for its own."""
 
-    personal_epochs: Count = 1
+    personal_epochs: Count = 1  # passes for the personal model
     pull: NonNegative = 0.5  # lambda
     pull_as: Literal["loss", "step"] = "loss"  # a term of the loss, or a step of its own after each step
 

@@ -18,7 +18,7 @@ Answer = tuple[Vector, int]  # a model and the number of samples it was trained 
 class FedAvg(Training):
     """One shared model, tested as it is on every client."""
 
-    weighting: Literal["samples", "uniform"] = "samples"
+    weighting: Literal["samples", "uniform"] = "samples"  # a client counts by its samples, or as any other
 
     def start(self, fleet: int, ctx: Ctx) -> Vector:
         return ctx.theta0

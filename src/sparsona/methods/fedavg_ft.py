@@ -14,7 +14,7 @@ from sparsona.methods.fedavg import FedAvg
 class FedAvgFT(FedAvg):
     """A shared model that every client tunes for itself."""
 
-    tune_epochs: Count = 1
+    tune_epochs: Count = 1  # passes before use
 
     def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
         shared = inbox["server"]["theta"].values

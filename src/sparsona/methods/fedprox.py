@@ -14,7 +14,7 @@ from sparsona.methods.fedavg import FedAvg
 class FedProx(FedAvg):
     """Local loss plus mu/2 |w - w_received|^2."""
 
-    mu: NonNegative = 0.1
+    mu: NonNegative = 0.1  # strength of the pull towards the model received
 
     def step(self, theta: Vector, data: LocalData, ctx: Ctx) -> Vector:
         return train(self, theta, data.train, ctx, anchor=theta, pull=self.mu)
