@@ -98,6 +98,7 @@ def test_the_quickstart_from_run_to_comparison(folder: Path) -> None:
         "accuracy-rounds.png",
         "accuracy-bytes.png",
         "accuracy-flops.png",
+        "cost.png",
         "clients.png",
         "gain.png",
     }
@@ -129,6 +130,12 @@ def test_the_quickstart_from_run_to_comparison(folder: Path) -> None:
     assert (folder / "comparison" / "compare.csv").is_file()
     shown = ok("compare", "runs/quickstart-1/shared", "runs/quickstart-1/alone", "--out", "both").stdout
     assert "tables and pictures: both" in shown
+    told = json.loads(ok("compare", "runs/quickstart-1", "--json", "--device", "gbit_per_s=0.001").stdout)
+    assert told["device"] == got["device"] | {"gbit_per_s": 0.001}
+    slow = {r["name"]: r["cost_seconds"] for r in told["runs"]}
+    fast = {r["name"]: r["cost_seconds"] for r in got["runs"]}
+    assert slow["shared"] > 100 * fast["shared"]
+    assert "device: 'watt': no such number; allowed: tflops" in refused("compare", "runs", "--device", "watt=3")
     assert (folder / "both" / "gain.png").is_file()
 
     assert refused("compare", "runs/quickstart-1/plan.json") == "none of the paths given is a run folder"
@@ -244,6 +251,49 @@ def test_data_as_table_and_picture(folder: Path) -> None:
     assert "cannot write" in refused("data", "quickstart", *TINY, "--out", "labels.png/x.png")
     other = ok("data", "quickstart", *TINY, "variants.alone.seed=2")
     assert "other variants have other data" in other.stdout
+
+
+def test_topology_as_table_and_picture(folder: Path) -> None:
+    few = ["--clients", "12", "--neighbours", "4,2", "--waits", "0,1,3", "--draws", "30"]
+    shown = ok("topology", *few).stdout
+    assert "12 clients, each waits for the fastest; mean of 30 draws" in shown
+    assert re.search(r"^ +2 +\d+\.\d\d ± \d\.\d\d +33\.33 +1\.00 +\d\.\d\d ± ", shown, re.MULTILINE)
+    assert shown.endswith("picture: topology.png\n")
+    assert (folder / "topology.png").read_bytes().startswith(b"\x89PNG")
+    done = ok("topology", *few, "--pick", "smallest id", "--seed", "3", "--out", "new/t.png", "--json")
+    assert done.stderr == ""
+    got = json.loads(done.stdout)
+    assert {k: got[k] for k in ("clients", "draws", "pick", "seed", "picture")} == {
+        "clients": 12,
+        "draws": 30,
+        "pick": "smallest id",
+        "seed": 3,
+        "picture": "new/t.png",
+    }
+    assert [(r["neighbours"], r["wait"]) for r in got["delay"]] == [
+        (2, 0), (2, 1), (2, 2), (4, 0), (4, 1), (4, 3), (4, 4)
+    ]  # fmt: skip
+    assert [r["exact"] for r in got["parallelism"]] == [1 / 3, 1 / 5]
+    assert "cannot write" in refused("topology", *few, "--out", "topology.png/x.png")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--neighbours", "5,100"], "neighbours = 100: must be 1 to 99"),
+        (["--neighbours", "0"], "neighbours = 0: must be 1 to 99"),
+        (["--clients", "1"], "clients = 1: must be 2 to 5000"),
+        (["--waits=-1"], "waits = -1: must be at least 0"),
+        (["--draws", "0"], "draws = 0: must be at least 1"),
+        (["--neighbours", "1,,2"], 'neighbours = "1,,2": must be different whole numbers with commas between'),
+        (["--waits", "1,x"], 'waits = "1,x": must be different whole numbers with commas between'),
+        (["--waits", ""], 'waits = "": must be different whole numbers with commas between'),
+        (["--waits", "1,1"], 'waits = "1,1": must be different whole numbers with commas between'),
+        (["--pick", "best"], "pick = 'best': must be one of fastest, smallest id"),
+    ],
+)
+def test_topologies_that_cannot_be(arguments: list[str], text: str) -> None:
+    assert refused("topology", *arguments) == text
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------
@@ -433,3 +483,9 @@ def test_every_small_recipe_runs(name, tmp_path):
     done = call("run", name, "rounds=1", "results.figures=false", "--out", str(tmp_path / "run"), "--json")
     assert done.exit_code == 0, done.output
     assert all(run["accuracy"] is not None for run in json.loads(done.stdout)["runs"])
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_field_of_every_method_is_explained(name):
+    shown = json.loads(call("show", name, "--json").stdout)
+    assert [field for field in shown["fields"] if not shown["meaning"].get(field)] == []

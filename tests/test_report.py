@@ -16,9 +16,11 @@ from rich.console import Console
 
 from sparsona import report
 from sparsona.config import check
+from sparsona.costs import Device
 from sparsona.engines.device import Score
 from sparsona.evaluate import metrics
 from sparsona.results import Journal, Run, RunError, summarise, write
+from sparsona.simulate import waiting
 
 Scores = Mapping[int, tuple[int, int]]  # client -> correct, samples
 COST = {"down": 1_000_000, "up": 500_000, "paper_down": 900_000, "paper_up": 400_000, "flops": 2_000_000_000}
@@ -45,7 +47,10 @@ def make(
     recipe: Mapping[str, Any] | None = None,
     data: Mapping[str, Any] | None = None,
 ) -> Run:
-    """A run folder with the given scores by round, None where a round was not evaluated, at COST ``times`` over."""
+    """A run folder with the given scores by round, None where a round was not evaluated, at COST ``times`` over.
+
+    Client 0 alone takes part, and bears the cost.
+    """
     evaluate = {"points": list(points), "every": len(rounds)} | ({} if target is None else {"target": target})
     raw = {"name": path.name, "rounds": len(rounds), "model": {"name": "digits-mlp"}, "method": {"name": method}}
     checked = check(raw | {"evaluate": evaluate, "data": {"clients": 4, **(data or {})}} | dict(recipe or {}))
@@ -56,11 +61,13 @@ def make(
         spent = {name: value * times for name, value in COST.items()}
         total = {name: value * i for name, value in spent.items()}
         row: dict[str, Any] = {"round": i, "participants": [0], "left_out": [], **spent, "total": total}
+        told: dict[int, dict[str, Any]] = {0: dict(spent)}
         if scores is not None:
             row |= {p: metrics({k: Score(c, n, 1.0) for k, (c, n) in scores.items()}) for p in points}
             for k, (c, n) in scores.items():
                 score = {"correct": c, "samples": n, "loss": 1.0}
-                journals["clients"].add({"round": i, "client": k} | dict.fromkeys(points, score))
+                told.setdefault(k, {}).update(dict.fromkeys(points, score))
+        journals["clients"].add(*({"round": i, "client": k} | more for k, more in told.items()))
         rows.append(row)
         journals["rounds"].add(row)
     for journal in journals.values():
@@ -104,6 +111,8 @@ def test_rows_are_the_numbers_worked_out_by_hand(runs: list[Run]) -> None:
         "up_bytes": 1_000_000,
         "paper_bytes": 2_600_000,
         "flops": 4_000_000_000,
+        "cost_seconds": pytest.approx(0.012125),  # 2e9 operations: 5 / 80e12 of a second each; 1.5 MB: 8 / 1e9
+        "cost_joules": pytest.approx(450 * 0.000125 + 0.012),
     }
     assert own == {
         "name": "own",
@@ -124,6 +133,8 @@ def test_rows_are_the_numbers_worked_out_by_hand(runs: list[Run]) -> None:
         "up_bytes": 2_000_000,
         "paper_bytes": 5_200_000,
         "flops": 8_000_000_000,
+        "cost_seconds": pytest.approx(0.02425),
+        "cost_joules": pytest.approx(450 * 0.00025 + 0.024),
     }
 
 
@@ -257,7 +268,7 @@ def test_gains_count_the_clients_tested_in_both(tmp_path: Path, runs: list[Run])
     first, second = report.gains([runs[0], part, none])
     assert (first["clients"], first["gained"], first["mean_gain"]) == (1, 1, pytest.approx(10))
     assert (second["clients"], second["gained"], second["lost"], second["mean_gain"]) == (0, 0, 0, None)
-    assert len(report.compare([runs[0], part, none], tmp_path / "out").files) == 7
+    assert len(report.compare([runs[0], part, none], tmp_path / "out").files) == 8
 
 
 def test_comparison_is_written_the_same_twice(tmp_path: Path, runs: list[Run]) -> None:
@@ -269,6 +280,7 @@ def test_comparison_is_written_the_same_twice(tmp_path: Path, runs: list[Run]) -
         "accuracy-rounds.png",
         "accuracy-bytes.png",
         "accuracy-flops.png",
+        "cost.png",
         "clients.png",
         "gain.png",
     ]
@@ -279,6 +291,27 @@ def test_comparison_is_written_the_same_twice(tmp_path: Path, runs: list[Run]) -
     assert table.files[0].read_text() == table.csv()
     assert table.files[1].read_text().startswith(table.markdown())
     assert "![gain](gain.png)" in table.files[1].read_text()
+
+
+def test_costs_are_those_of_the_device(tmp_path: Path, runs: list[Run]) -> None:
+    device = Device(tflops=1, correction=1, compute_watt=10, network_watt=0, gbit_per_s=0.012)
+    table = report.compare(runs, tmp_path / "a", device=device)
+    assert [row["cost_seconds"] for row in table.json()] == pytest.approx([0.002 + 1, 0.004 + 2])
+    assert [row["cost_joules"] for row in table.json()] == pytest.approx([0.02, 0.04])
+    assert "cost" not in table.markdown()  # the table for reading stays as wide as it is
+    report.compare(runs, tmp_path / "b")
+    assert (tmp_path / "a" / "cost.png").read_bytes() != (tmp_path / "b" / "cost.png").read_bytes()
+    assert "![cost](cost.png)" in (tmp_path / "a" / "compare.md").read_text()
+
+
+def test_a_run_whose_costs_are_lost_is_damaged(runs: list[Run]) -> None:
+    (runs[0].path / "clients.jsonl").write_text("")
+    with pytest.raises(RunError, match="plain is damaged: round 1 has 1 participants, but costs of 0"):
+        report.compare(runs)
+    (runs[0].path / "clients.jsonl").write_text("{\n")
+    with pytest.raises(RunError, match=r"clients.jsonl is damaged in line 1") as caught:
+        report.compare(runs)
+    assert str(caught.value).count("damaged") == 1
 
 
 def test_one_run_has_no_gain(tmp_path: Path, runs: list[Run]) -> None:
@@ -346,6 +379,14 @@ def test_figures_do_not_depend_on_the_users_settings(tmp_path: Path, runs: list[
     with matplotlib.rc_context({"font.size": 20, "axes.facecolor": "red", "savefig.dpi": 50}):
         assert [f.read_bytes() for f in report.run_figures(runs[0])] == want
         assert matplotlib.rcParams["font.size"] == 20
+
+
+@pytest.mark.parametrize(("neighbours", "waits", "draws"), [([1, 3, 9], [0, 1, 5], 4), ([2], [], 1)])
+def test_figure_of_waiting(tmp_path: Path, neighbours: list[int], waits: list[int], draws: int) -> None:
+    found = waiting(10, neighbours, waits, draws)
+    first = report.waiting_figure(found, tmp_path / "a.png").read_bytes()
+    assert first.startswith(PNG)
+    assert report.waiting_figure(found, tmp_path / "b.png").read_bytes() == first
 
 
 def test_workers_do_not_load_matplotlib_and_nobody_loads_pyplot(runs: list[Run]) -> None:

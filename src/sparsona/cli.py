@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -41,6 +43,7 @@ from sparsona.config import (
     tables,
     to_toml,
 )
+from sparsona.costs import Device
 from sparsona.data import build
 from sparsona.engines.local import ClientFailed
 from sparsona.engines.pool import WorkerDied
@@ -52,6 +55,7 @@ from sparsona.runner import Progress as Step
 from sparsona.runner import prepare, verify
 from sparsona.runner import resume as resume_run
 from sparsona.runner import run as run_recipe
+from sparsona.simulate import Estimate, Pick, Waiting, at_once, waiting
 from sparsona.sweep import SWEEP, Sweep
 from sparsona.sweep import plan as plan_sweep
 from sparsona.sweep import table as sweep_table
@@ -76,6 +80,10 @@ Only = Annotated[
     str | None, typer.Option("--only", help="Run these variants of the recipe alone: names with commas between.")
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Changes: key=value, for example method.lr=0.05 rounds=20")]
+
+
+def _told(device: Device) -> str:
+    return ",".join(f"{name}={value:g}" for name, value in dataclasses.asdict(device).items())
 
 
 def _version(wanted: bool) -> None:
@@ -137,11 +145,16 @@ def sweep(
         Path | None, typer.Option("--out", help="Folder of the runs; default runs/NAME-sweep-1, -2, ...")
     ] = None,
     only: Only = None,
+    goal: Annotated[
+        float | None, typer.Option("--target", help="Accuracy whose cost is told: above 0, at most 1.")
+    ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
     """Run all combinations of the values listed, and tell means and deviations over seeds; again to go on."""
     with _errors(as_json):
+        if goal is not None and not 0 < goal <= 1:
+            raise RecipeError(f"target = {goal}: must be above 0 and at most 1")
         plan, made = plan_sweep(recipe, overrides or (), _listed(only))
         written = {name: tables(r) for name, r in plan.items()}
         target, known = _sweep_folder(folder, next(iter(plan.values())).name, written)
@@ -160,7 +173,7 @@ def sweep(
             if not known:
                 write(target / "plan.json", json.dumps(written, indent=1) + "\n")
             write(target / SWEEP, made.json())
-        _end(_run_plan(target, data_dir, as_json), target, as_json)
+        _end(_run_plan(target, data_dir, as_json), target, as_json, goal)
 
 
 @app.command(epilog="Example: sparsona resume runs/quickstart-1")
@@ -188,10 +201,15 @@ def compare(
         typer.Option("--out", help="Where CSV, Markdown and PNGs go; default comparison, or in the one folder given."),
     ] = None,
     target: Annotated[float | None, typer.Option(help="Accuracy whose cost is told: above 0, at most 1.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help=f"What time and energy are told for, all or some of: {_told(Device())}", show_default=False),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare finished runs: one table, and CSV, Markdown and pictures in a folder."""
     with _errors(as_json):
+        chosen = Device() if device is None else Device.parse(device)
         if folder is None:
             whole = len(folders) == 1 and (folders[0] / "plan.json").is_file()
             folder = folders[0] / COMPARISON if whole else Path("comparison")
@@ -200,11 +218,12 @@ def compare(
             if r.summary["accuracy"] is None:
                 raise RunError(f"{r.path}: no client was ever tested in this run, so there is nothing to compare")
         try:
-            table = report.compare(runs, folder, target=target)
+            table = report.compare(runs, folder, target=target, device=chosen)
         except (KeyError, TypeError, IndexError) as error:
             raise RunError(f"one of these run folders is damaged: {type(error).__name__} {error}") from error
         if as_json:
-            _print({"runs": table.json(), "notes": table.notes, "folder": str(folder)})
+            told = {"runs": table.json(), "notes": table.notes, "folder": str(folder)}
+            _print(told | {"device": dataclasses.asdict(chosen)})
             return
         out.print(table.rich())
         _tell(f"tables and pictures: {folder}")
@@ -287,6 +306,34 @@ def data(
         out.print(table)
         if any((r.data, r.seed) != (chosen.data, chosen.seed) for r in plan.values()):
             _tell(f"note: this is variant {name}; other variants have other data")
+        _tell(f"picture: {picture}")
+
+
+@app.command(epilog="Examples: sparsona topology | sparsona topology --neighbours 5,10 --waits 0,1,5 --draws 10000")
+def topology(
+    clients: Annotated[int, typer.Option(help="Clients in a round, K.")] = 100,
+    neighbours: Annotated[str, typer.Option(help="How many others each one reads, M.")] = "1,2,5,10,20",
+    waits: Annotated[str, typer.Option(help="For how many of them it waits at most, N.")] = "0,1,2,5,10",
+    draws: Annotated[int, typer.Option(help="Random graphs to take the mean over.")] = 1000,
+    pick: Annotated[
+        str, typer.Option(help='Whom to wait for: "fastest", or "smallest id", first in order.')
+    ] = "fastest",
+    seed: Annotated[int, typer.Option(help="What the draws depend on.")] = 1,
+    picture: Annotated[Path, typer.Option("--out", help="Where the picture goes.")] = Path("topology.png"),
+    as_json: Json = False,
+) -> None:
+    """Simulate rounds without a server: how many clients start at once, and how long waiting makes a round."""
+    with _errors(as_json):
+        sizes, most = _numbers("neighbours", neighbours), _numbers("waits", waits)
+        with _bar("topology", draws, quiet=as_json) as listen:
+            found = waiting(clients, sizes, most, draws, pick=typing.cast(Pick, pick), seed=seed, listen=listen)
+        with _writing(picture):
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            report.waiting_figure(found, picture)
+        if as_json:
+            _print(_waiting_rows(found) | {"picture": str(picture)})
+            return
+        out.print(_waiting_table(found, most))
         _tell(f"picture: {picture}")
 
 
@@ -384,6 +431,69 @@ def _tell(text: str) -> None:
 def _listed(names: str | None) -> list[str]:
     """Names with commas between them, as a list."""
     return [] if names is None else [name.strip() for name in names.split(",")]
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    """Whole numbers with commas between them, as an ascending list."""
+    try:
+        found = [int(piece) for piece in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or len(set(found)) < len(found):
+        raise RecipeError(f"{option} = {json.dumps(text)}: must be different whole numbers with commas between")
+    return sorted(found)
+
+
+def _waiting_rows(found: Waiting) -> dict[str, Any]:
+    """A simulation as plain values."""
+    told = {name: getattr(found, name) for name in ("clients", "draws", "pick", "seed")}
+    return told | {
+        "parallelism": [
+            {"neighbours": m, **dataclasses.asdict(e), "exact": at_once(m)} for m, e in found.parallelism.items()
+        ],
+        "delay": [{"neighbours": m, "wait": n, **dataclasses.asdict(e)} for (m, n), e in found.delay.items()],
+    }
+
+
+def _waiting_table(found: Waiting, waits: list[int]) -> Table:
+    """Neighbours down, waits across: the length of a round; nobody can wait for more than it reads."""
+
+    gap = " " if out.width >= 45 + 15 * len(waits) else "\n"
+
+    def shown(e: Estimate | None, scale: float = 1) -> str:
+        if e is None:
+            return ""
+        return f"{scale * e.mean:.2f}" + (f"{gap}± {scale * e.error:.2f}" if e.error else "")
+
+    table = Table(
+        title=f"{found.clients} clients, each waits for the {found.pick}; mean of {found.draws} draws ± standard error",
+        caption="N = ...: length of a round in training times, if each reads M others and waits for N at most",
+        box=box.SIMPLE_HEAD,
+    )
+    for head in ("M", "at once %", "expected %", *(f"N = {n}" for n in waits), "N = M"):
+        table.add_column(head, justify="right", no_wrap=head.startswith("N"))
+    for m, share in found.parallelism.items():
+        cells = [found.delay.get((m, n)) for n in (*waits, m)]
+        table.add_row(str(m), shown(share, 100), f"{100 * at_once(m):.2f}", *map(shown, cells))
+    return table
+
+
+@contextmanager
+def _bar(name: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """Show how far a computation is, on a terminal only."""
+    if quiet or not err.is_terminal:
+        yield lambda done: None
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", style="bold"),
+        BarColumn(bar_width=16),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task(name, total=total)
+        yield lambda done: bar.update(task, completed=done)
 
 
 def _free(base: Path, name: str) -> Path:
@@ -547,10 +657,10 @@ def _display(recipe: Recipe, path: Path, as_json: bool) -> Iterator[Callable[[St
         yield heard(line)
 
 
-def _end(runs: list[Run], folder: Path, as_json: bool) -> None:
-    """Print how it ended."""
+def _end(runs: list[Run], folder: Path, as_json: bool, goal: float | None = None) -> None:
+    """Print how it ended; of a sweep, with the cost to reach a goal."""
     if (folder / SWEEP).is_file():
-        _end_sweep(runs, folder, as_json)
+        _end_sweep(runs, folder, as_json, goal)
         return
     tested = [r for r in runs if r.summary["accuracy"] is not None]
     where = folder / COMPARISON
@@ -575,11 +685,11 @@ def _end(runs: list[Run], folder: Path, as_json: bool) -> None:
         _tell(f"who gained: {where / 'gain.png'}")
 
 
-def _end_sweep(runs: list[Run], folder: Path, as_json: bool) -> None:
+def _end_sweep(runs: list[Run], folder: Path, as_json: bool, goal: float | None) -> None:
     """Print a sweep's table."""
     where = folder / COMPARISON
     try:
-        table = sweep_table(runs, Sweep.read(folder), where)
+        table = sweep_table(runs, Sweep.read(folder), where, goal)
     except (KeyError, TypeError, IndexError) as error:
         raise RunError(f"one of the runs in {folder} is damaged: {type(error).__name__} {error}") from error
     if as_json:
@@ -656,16 +766,28 @@ def _show_method(name: str, as_json: bool) -> None:
     fields = dataclasses.fields(kind)
     takes = {f.name: allowed(hints[f.name]) for f in fields}
     defaults = {f.name: None if required(f) else f.default for f in fields}
+    meanings = _meanings(kind)
     if as_json:
-        _print({"name": name, "about": _about(kind), "fields": defaults, "allowed": takes})
+        _print({"name": name, "about": _about(kind), "fields": defaults, "allowed": takes, "meaning": meanings})
         return
     _tell(f"{name}: {_about(kind)}")
     title = f"[method] of a recipe, or method.FIELD=VALUE ({kind.__module__})"
-    table = Table("field", "allowed", "default", title=escape(title))
+    table = Table("field", "allowed", "default", "meaning", title=escape(title))
     for f in fields:
         default = "required" if required(f) else "none" if f.default is None else json.dumps(plain(f.default))
-        table.add_row(f.name, escape(takes[f.name]), escape(default))
+        table.add_row(f.name, escape(takes[f.name]), escape(default), escape(meanings.get(f.name, "")))
     out.print(table)
+
+
+def _meanings(kind: type) -> dict[str, str]:
+    """What is said of each field beside it in the source: the one place where it is kept."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if dataclasses.is_dataclass(base):
+            for line in inspect.getsource(base).splitlines():
+                if match := re.match(r"    (\w+): .*?  # (.+)", line):
+                    found[match[1]] = match[2]
+    return found
 
 
 def _show_runs(folder: Path, as_json: bool) -> None:

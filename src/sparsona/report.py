@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparsona.config import tables
+from sparsona.costs import Cost, Device, per_round
 from sparsona.results import Run, RunError, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from rich.table import Table
+
+    from sparsona.simulate import Estimate, Waiting
 
 Row = dict[str, Any]
 
@@ -176,21 +179,29 @@ class Comparison:
         ]
 
 
-def compare(runs: Sequence[Run], out: Path | None = None, *, target: float | None = None) -> Comparison:
+def compare(
+    runs: Sequence[Run], out: Path | None = None, *, target: float | None = None, device: Device | None = None
+) -> Comparison:
     """Finished runs side by side, with tables and figures in the folder ``out`` if one is given.
 
-    The cost to reach a mean accuracy is told for ``target``, or without it for the target of each run's own recipe.
+    The cost to reach a mean accuracy is told for ``target``, or without it for the target of each run's own recipe;
+    time and energy are those of ``device``, or the one that DA-DPFL reckons with.
     """
     if target is not None and not 0 < target <= 1:
         raise ValueError(f"target = {target!r}: must be more than 0 and at most 1")
     names = _names(runs)
-    rows = tuple(_row(run, name, target) for run, name in zip(runs, names, strict=True))
+    device = device or Device()
+    costs = [_cost(run, device) for run in runs]
+    rows = tuple(
+        _row(run, name, target) | {"cost_seconds": cost.seconds, "cost_joules": cost.joules}  # of a round, on average
+        for run, name, cost in zip(runs, names, costs, strict=True)
+    )
     table = Comparison(rows, tuple(_notes(runs, names)))
     if out is None:
         return table
     try:
         out.mkdir(parents=True, exist_ok=True)
-        return Comparison(table.rows, table.notes, tuple(_write(table, runs, names, out)))
+        return Comparison(table.rows, table.notes, tuple(_write(table, runs, names, costs, device, out)))
     except OSError as error:
         raise RunError(f"cannot write the comparison into {out}: {error.strerror}") from error
 
@@ -247,6 +258,15 @@ def _row(run: Run, name: str, target: float | None) -> Row:
         "paper_bytes": total["paper_down"] + total["paper_up"],
         "flops": total["flops"],
     }
+
+
+def _cost(run: Run, device: Device) -> Cost:
+    try:
+        return per_round(run.rounds, run.rows("clients"), device)
+    except RunError:
+        raise
+    except ValueError as error:
+        raise RunError(f"{run.path} is damaged: {error}") from error
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
@@ -357,7 +377,51 @@ def run_figures(run: Run) -> list[Path]:
     return files
 
 
-def _write(table: Comparison, runs: Sequence[Run], names: Sequence[str], out: Path) -> Iterator[Path]:
+def waiting_figure(found: Waiting, path: Path) -> Path:
+    """Draw who starts at once and how long a round takes, by how many others each client reads."""
+    from matplotlib.ticker import MaxNLocator
+
+    from sparsona.simulate import at_once
+
+    neighbours = list(found.parallelism)
+    waits = sorted({n for m, n in found.delay if n < m})  # others have a place on the line of N = M alone
+    with _figure(path, 11, 4) as figure:
+        left, right = figure.subplots(1, 2)
+        low, high = neighbours[0], neighbours[-1]
+        every = range(low, high + 1) if low < high else range(max(1, low - 1), high + 2)
+        (line,) = left.plot(every, [100 * at_once(m) for m in every], color=_GREY, linewidth=1.2)
+        points = _estimates(left, found.parallelism, _look(0, 1) | {"linestyle": "none"}, scale=100)
+        left.legend([points, line], ["simulated", "expected, 1 / (M + 1)"])
+        left.set_ylim(bottom=0)
+        left.set_title("Clients that start at once, if any wait")
+        left.set_ylabel("share of clients (%)")
+        handles, labels = [], []
+        whole = {m: found.delay[m, m] for m in neighbours}
+        handles.append(_estimates(right, whole, _look(len(_COLOURS) - 1, 1)))
+        labels.append("all, N = M")
+        for i, n in enumerate(reversed(waits)):
+            handles.append(_estimates(right, {m: e for (m, w), e in found.delay.items() if w == n}, _look(i, 1)))
+            labels.append(f"at most N = {n}")
+        right.set_ylim(bottom=0)
+        right.set_title(f"Length of a round of {found.clients} clients")
+        right.set_ylabel("training times")
+        legend = figure.legend(handles, labels, loc="outside right upper")
+        legend.set_title(f"wait for the {found.pick}")
+        for ax in (left, right):
+            ax.set_xlabel("neighbours that each client reads, M")
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+    return path
+
+
+def _estimates(ax: Axes, at: Mapping[int, Estimate], look: Mapping[str, Any], scale: float = 1) -> Any:
+    """Means, with bars of a standard error."""
+    means, errors = zip(*((scale * e.mean, scale * (e.error or 0)) for e in at.values()), strict=True)
+    return ax.errorbar(list(at), means, errors, **look).lines[0]
+
+
+def _write(
+    table: Comparison, runs: Sequence[Run], names: Sequence[str], costs: Sequence[Cost], device: Device, out: Path
+) -> Iterator[Path]:
     """Write tables and figures, and name what was written."""
     scale, unit = _flop_unit(max(row["flops"] for row in table.rows))
     goals = {row["target"] for row in table.rows}
@@ -370,6 +434,7 @@ def _write(table: Comparison, runs: Sequence[Run], names: Sequence[str], out: Pa
     figures = [
         _draw_curves(runs, names, goal, label, along, out / f"accuracy-{name}.png") for name, label, along in axes
     ]
+    figures.append(_draw_cost(costs, names, device, out / "cost.png"))
     each = [run.client_accuracy() for run in runs]
     figures.append(_draw_clients(each, names, out / "clients.png"))
     if len(runs) > 1:
@@ -401,7 +466,8 @@ def _figure(path: Path, width: float, height: float) -> Iterator[Figure]:
 
 def _legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
     """A legend right of the data, with names as they are: matplotlib would skip a leading _ and read $ as maths."""
-    legend = figure.legend(handles, [str(i) for i in range(len(labels))], loc="outside right upper")
+    numbers = [str(i) for i in range(len(labels))]
+    legend = figure.legend(handles, numbers, loc="outside right upper", handlelength=3)  # so long that dashes show
     for text, label in zip(legend.get_texts(), labels, strict=True):
         text.set_parse_math(False)
         text.set_text(_short(label))
@@ -549,6 +615,35 @@ def _draw_curves(
         ax.set_ylabel("accuracy (%)")
         _percent_axis(ax)
         _legend(figure, handles, labels)
+    return path
+
+
+def _draw_cost(costs: Sequence[Cost], names: Sequence[str], device: Device, path: Path) -> Path:
+    """What a round costs, from time alone to energy alone."""
+    steps = [i / 100 for i in range(101)]
+    with _figure(path, 8, 4) as figure:
+        ax = figure.add_subplot()
+        handles: list[Any] = []
+        for i, cost in enumerate(costs):
+            handles += ax.plot(steps, [cost.total(theta) for theta in steps], **_look(i, len(steps)))
+        label = "seconds × (1 − θ) + joules × θ"
+        ends = [end for cost in costs for end in (cost.seconds, cost.joules)]
+        if min(ends) > 0 and max(ends) > 10 * min(ends):
+            ax.set_yscale("log")
+            ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            ax.yaxis.set_minor_formatter("")
+            label += ", log scale"
+        else:
+            ax.set_ylim(bottom=0)
+        ax.set_title("Cost of a round, mean over the run", pad=22)
+        told = (
+            f"clients at {device.tflops:g} TFLOPS / {device.correction:g}, {device.compute_watt:g} W; "
+            f"network {device.gbit_per_s:g} Gbit/s, {device.network_watt:g} W"
+        )
+        ax.text(0, 1.0, f"{told}\n", transform=ax.transAxes, va="baseline", size=8.5, color="#333333")
+        ax.set_xlabel("θ, from time alone (0) to energy alone (1)")
+        ax.set_ylabel(label)
+        _legend(figure, handles, names)
     return path
 
 

@@ -40,6 +40,12 @@ def test_proposition_1_printed() -> None:
     assert middle == pytest.approx([0.000659, 0.00788, 0.040526, 0.118123, 0.216111, 0.259334], abs=5e-7)
 
 
+def test_prior_probability_is_proposition_1() -> None:
+    for k, m in itertools.product(range(1, 13), range(5)):
+        assert topology.prior_probability(k, 12, 4, m) == pytest.approx(float(prior_chance(12, 4, k, m)), abs=1e-15)
+    assert sum(topology.prior_probability(50, 100, 10, m) for m in range(11)) == pytest.approx(1)
+
+
 @pytest.mark.parametrize("k", range(6))
 def test_proposition_1_by_enumeration(k: int) -> None:
     others = [j for j in range(6) if j != k]
@@ -240,6 +246,9 @@ def test_a_wait_that_falls_in_steps() -> None:
         (lambda: topology.ring(0), "n: 0"),
         (lambda: topology.groups(3, 4, Rng(0)), "size: 4; 1 to 3"),
         (lambda: topology.stepwise(2, 10, 10), "t: 10; 0 to 9"),
+        (lambda: topology.prior_probability(0, 10, 2, 1), "k: 0; 1 to 10"),
+        (lambda: topology.prior_probability(1, 10, 10, 1), "neighbours: 10; 0 to 9"),
+        (lambda: topology.prior_probability(1, 10, 2, 3), "m: 3; 0 to 2"),
     ],
 )
 def test_errors_name_the_field(call, words: str) -> None:

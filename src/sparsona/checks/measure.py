@@ -1,0 +1,20 @@
+"""What models and messages take, through the code that runs."""
+
+from __future__ import annotations
+
+import torch
+
+from sparsona.core.layout import Layout
+from sparsona.core.wire import Message, Values
+from sparsona.models import build, example
+
+
+def layout_of(name: str, classes: int, shape: tuple[int, ...]) -> Layout:
+    """The tensors of one of our models."""
+    model = build(name, classes, shape)
+    return Layout.of(model, example(model, shape))
+
+
+def value_bytes(n: int) -> int:
+    """What a message of n values costs by the papers' accounting."""
+    return Message(theta=Values(torch.zeros(n))).value_nbytes

@@ -1,0 +1,87 @@
+"""The cost model against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparsona.costs import Cost, Device, per_round
+
+TEN = Device(tflops=1e-9, correction=2, compute_watt=10, network_watt=3, gbit_per_s=8e-9)  # 500 operations, a byte a s
+
+
+def client(t: int, k: int, flops: int, down: int, up: int) -> dict[str, Any]:
+    return {"round": t, "client": k, "flops": flops, "down": down, "up": up}
+
+
+def test_the_papers_example() -> None:
+    """A dense ResNet18 for a round: 3 passes of 1,110,845,450 operations, 5 epochs of 500 samples, 10 neighbours."""
+    flops, nbytes = 3 * 1_110_845_450 * 5 * 500, 11_173_962 * 4 * 10
+    device = Device()
+    assert device.compute_seconds(flops) == pytest.approx(0.521, abs=5e-4)
+    assert device.cost(flops, 0).joules == pytest.approx(234.3, abs=0.05)
+    assert device.network_seconds(nbytes) == pytest.approx(3.576, abs=5e-4)
+    assert device.cost(0, nbytes).joules == pytest.approx(3.58, abs=5e-3)
+    whole = device.cost(flops, nbytes, delay=18)
+    assert whole.seconds == pytest.approx(18 * 0.5207 + 3.5757, abs=1e-3)  # waiting stretches computing
+    assert whole.joules == pytest.approx(device.cost(flops, nbytes).joules)  # and takes no energy
+
+
+def test_a_clients_round() -> None:
+    assert TEN.cost(1000, 7) == Cost(2 + 7, 20 + 21)
+    assert TEN.cost(1000, 7, delay=3) == Cost(6 + 7, 20 + 21)
+    assert TEN.cost(0, 0) == Cost(0, 0)
+
+
+def test_total() -> None:
+    cost = Cost(seconds=4, joules=100)
+    assert [cost.total(theta) for theta in (0, 0.25, 1)] == [4, 28, 100]
+    for theta in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match=r"theta = .*: must be 0 to 1"):
+            cost.total(theta)
+
+
+def test_a_run() -> None:
+    """The busiest decide the time, one by its operations, another by its bytes; all pay for energy."""
+    clients = [
+        client(1, 0, 1000, 1, 2),  # 2 s, 3 s; 20 + 9 J
+        client(1, 1, 500, 4, 1),  # 1 s, 5 s; 10 + 15 J
+        {"round": 1, "client": 2, "before": {}},  # tested only
+        client(2, 2, 2000, 0, 0),  # 4 s; 40 J
+    ]
+    rounds: list[dict[str, Any]] = [
+        {"round": 1, "participants": [0, 1], "clock": {"length": 3.0}},  # 3 * 2 + 5 s, 54 J
+        {"round": 2, "participants": [2]},  # 4 s, 40 J
+        {"round": 3, "participants": []},  # nobody was there
+    ]
+    assert per_round(rounds, clients, TEN) == Cost(pytest.approx(15 / 3), pytest.approx(94 / 3))
+    with pytest.raises(ValueError, match="round 2 has 1 participants, but costs of 0"):
+        per_round(rounds, clients[:3], TEN)
+
+
+def test_parse() -> None:
+    assert Device.parse("tflops=80,correction=5,compute_watt=450,network_watt=1,gbit_per_s=1") == Device()
+    assert Device.parse(" gbit_per_s = 0.1 , tflops=1e1") == Device(tflops=10, gbit_per_s=0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "device = '': must be NAME=NUMBER with commas between; names: tflops, correction, compute_watt, "),
+        ("tflops", "device = 'tflops': must be NAME=NUMBER"),
+        ("tflops=", "must be NAME=NUMBER"),
+        ("tflops=1,", "must be NAME=NUMBER"),
+        ("watt=1", "device: 'watt': no such number; allowed: tflops, correction, "),
+        ("tflops=1,tflops=2", "device: tflops is given twice"),
+        ("tflops=fast", "device: tflops = 'fast': must be a number"),
+        ("tflops=0", "device: tflops = 0: must be a finite number, more than 0"),
+        ("gbit_per_s=-1", "gbit_per_s = -1: must be a finite number, more than 0"),
+        ("correction=inf", "correction = inf: must be a finite number, more than 0"),
+        ("network_watt=-1", "network_watt = -1: must be a finite number, at least 0"),
+        ("compute_watt=nan", "compute_watt = nan: must be a finite number, at least 0"),
+    ],
+)
+def test_parse_refuses(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Device.parse(text)
