@@ -13,3 +13,6 @@ def sparsona_data() -> Path:
     if not named:
         pytest.skip("the environment variable SPARSONA_DATA names no directory of real data sets")
     return Path(named)
+
+
+os.environ.pop("COLUMNS", None)  # rich would fix its width by it when it is first imported; tests set their own

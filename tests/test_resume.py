@@ -95,7 +95,7 @@ class Mother:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "engine", "kills"),
-    [("ditto", "local", 26), ("ditto", "pool", 4), ("fedspa", "local", 8), ("dadpfl", "local", 6)],
+    [("ditto", "local", 18), ("ditto", "pool", 4), ("fedspa", "local", 8), ("dadpfl", "local", 6)],
 )
 def test_killed_at_random_moments(method, engine, kills, tmp_path):
     """Each kill hits a random moment of a run that trains, evaluates, records or writes a checkpoint."""
