@@ -296,6 +296,10 @@ def _notes(runs: Sequence[Run], names: Sequence[str]) -> Iterator[str]:
             others.setdefault(key, []).append(f"{_value(data.get(key))} in {name}")
     for key, told in others.items():
         yield f"the runs differ in data: {key} is {_value(first.get(key))} in {names[0]}, but {', '.join(told)}"
+    lengths = dict.fromkeys(run.summary["rounds"] for run in runs)
+    if len(lengths) > 1:
+        told = [f"{run.summary['rounds']} in {name}" for run, name in zip(runs, names, strict=True)]
+        yield f"the runs differ in rounds: {', '.join(told)}"
     for point, words in _POINTS.items():
         odd = [name for run, name in zip(runs, names, strict=True) if run.point == point != runs[0].point]
         if odd:

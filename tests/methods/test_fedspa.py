@@ -274,7 +274,7 @@ def test_same_or_different_first_masks():
     assert not torch.equal(same.first(0, ctx), same.first(0, elsewhere))
 
 
-def test_devices_of_different_strength():
+def test_devices_of_different_strength(tmp_path):
     device, _ = prepare(recipe("fedspa"))
     ctx, layout = device.ctx(0, "x"), device.task.layout
 
@@ -290,8 +290,10 @@ def test_devices_of_different_strength():
     assert len(set(between)) == 6
     few = densities({"values": [0.25, 0.5], "weights": [1, 3]})
     assert {round(d, 2) for d in few} == {0.25, 0.5}
-    done = run(recipe("fedspa", method={"density": {"low": 0.3, "high": 0.6}}, evaluate={"points": ["before"]}))
-    assert done["total"]["up"] < 0.65 * run(recipe("fedavg"))["total"]["up"]
+    done = run(recipe("fedspa", method={"density": {"low": 0.3, "high": 0.6}}), tmp_path / "run")
+    assert done.summary["total"]["up"] < 0.65 * run(recipe("fedavg"))["total"]["up"]
+    told = {row["client"]: row["notes"]["density"] for row in done.rows("clients") if "notes" in row}
+    assert told == {k: pytest.approx(between[k]) for k in told}  # each client's is in the records
 
 
 def test_draws_follow_their_weights():
@@ -317,6 +319,7 @@ def test_draws_follow_their_weights():
         ({"search": "dts"}, "search: 'dts'; dst, rsm or package.module:name is allowed; did you mean 'dst'?"),
         ({"search": "nowhere:f"}, "search: module 'nowhere' cannot be imported"),
         ({"search": "math:nothing"}, "search: 'math' has no 'nothing' that can be called"),
+        ({"search": "fractions:Fraction"}, "search: 'fractions:Fraction' is a class; an object of it"),
     ],
 )
 def test_bad_fields_are_told(how, said):

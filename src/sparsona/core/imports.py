@@ -29,6 +29,8 @@ def imported(field: str, name: str, known: Mapping[str, T]) -> T:
         guess = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{field}: {name!r}; {', '.join(known)} or package.module:name is allowed{guess}")
     found = getattr(module(field, place), leaf, None)
+    if isinstance(found, type):
+        raise ValueError(f"{field}: {name!r} is a class; an object of it, or a function, is needed")
     if not callable(found):
         raise ValueError(f"{field}: {place!r} has no {leaf!r} that can be called")
     return cast(T, found)

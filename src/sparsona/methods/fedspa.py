@@ -166,5 +166,8 @@ class FedSpa(Training):
         theta: Vector = inbox["server"]["theta"].at(client.mask)
         return theta
 
+    def notes(self, client: Client, ctx: Ctx) -> dict[str, float]:
+        return {"density": masks.density(ctx.layout, client.mask)}
+
     def shared(self, server: Server) -> Vector:
         return server.theta
