@@ -101,7 +101,7 @@ class Device:
             case "local":
                 ctx = self.ctx(t, "local", t, k)
                 client, message, model = self.method.local(client, inbox, self.local(k), ctx)
-                finite = (not isinstance(model, Tensor) or is_finite(model)) and message.finite()
+                finite = not isinstance(model, Tensor) or is_finite(model)
                 result = Result(
                     k,
                     _kept(client),
@@ -123,7 +123,8 @@ class Device:
                 message = self.method.post(client, self.ctx(0, "post", k))
                 result = Result(k, _kept(client))
         if message is not None and "bytes" in job.wants:
-            result = replace(result, sent=Sent(encode(message), message.value_nbytes))
+            finite = result.finite and message.finite()  # who gets bytes does not look inside
+            result = replace(result, sent=Sent(encode(message), message.value_nbytes), finite=finite)
         elif message is not None:
             result = replace(result, message=message)
         return replace(result, seconds=time.perf_counter() - began)
