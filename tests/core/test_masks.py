@@ -1,6 +1,7 @@
 """Masks against the papers' counts, hand-worked steps and a sorted reference."""
 
 import math
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -429,6 +430,6 @@ def test_layers_without_a_single_weight_are_named():
     assert masks.starved(layout, [1, 0, 1, 0, 1, 0]) == []  # biases may all be pruned
     assert masks.starved(layout, [0, 9, 0, 9, 1, 0]) == ["0.weight", "1.weight"]
     # the same density everywhere: ten scales keep one from 1/10 on, the twenty weights of the head from 1/20
-    least = masks.least_density(layout, masks.uniform_counts)
-    assert 0.1 <= least < 0.1002
-    assert masks.starved(layout, masks.uniform_counts(layout, least)) == []
+    masks.suffices(layout, 0.1, lambda d: masks.uniform_counts(layout, d))
+    with pytest.raises(ValueError, match=re.escape("density: 0.06 leaves 1.weight without any weight; about 0.1 or")):
+        masks.suffices(layout, 0.06, lambda d: masks.uniform_counts(layout, d))

@@ -14,7 +14,7 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
-from sparsona.core.layout import Mask, Vector
+from sparsona.core.layout import Mask, Vector, places
 
 _CHUNK = 1 << 16  # entries worked on at a time: they stay in cache, and temporaries stay small
 
@@ -109,9 +109,9 @@ def _add(total: Tensor, values: Tensor, weight: float, mask: Mask | None) -> Non
         if mask is None:
             total[here].add_(values[here].double(), alpha=weight)  # faster than adding mixed types
         elif packed:
-            places = mask[here].nonzero()[:, 0]
-            total[here].index_add_(0, places, values[taken : taken + len(places)].double(), alpha=weight)
-            taken += len(places)
+            at = places(mask[here])
+            total[here].index_add_(0, at, values[taken : taken + len(at)].double(), alpha=weight)
+            taken += len(at)
         else:
             total[here].add_(torch.where(mask[here], values[here], 0), alpha=weight)
 

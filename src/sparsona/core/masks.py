@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsona.core.layout import Layout, Mask, Vector
+from sparsona.core.layout import Layout, Mask, Vector, picked, places
 from sparsona.core.rng import Rng
 
 Each = Literal["layer", "neuron"]  # what the compressibility index is taken of
@@ -121,16 +121,16 @@ def top(score: Tensor, k: int, among: Mask | None = None) -> Mask:
     chosen = score > bar
     missing = k - int(torch.count_nonzero(chosen))
     tied = score == bar if among is None else (score == bar) & among
-    chosen[tied.nonzero()[:missing, 0]] = True
+    chosen[places(tied)[:missing]] = True
     return chosen
 
 
 def draw(pool: Mask, k: int, rng: Rng) -> Mask:
     """Exactly ``k`` of the ones of ``pool``, uniformly."""
-    places = pool.nonzero()[:, 0]
-    _within("k", k, 0, len(places))
+    at = places(pool)
+    _within("k", k, 0, len(at))
     out = torch.zeros_like(pool)
-    out[places[rng.permutation(len(places))[:k]]] = True
+    out[at[rng.permutation(len(at))[:k]]] = True
     return out
 
 
@@ -160,13 +160,28 @@ def starved(layout: Layout, counts: Sequence[int]) -> list[str]:
     return [s.name for s, k in pairs if k == 0 and s.kind in ("weight", "norm") and not s.name.endswith("bias")]
 
 
-def least_density(layout: Layout, counts: Callable[[Layout, float], list[int]]) -> float:
-    """About the smallest density at which nothing is starved."""
-    low, high = 0.0, 1.0
-    while high - low > 1e-3 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if starved(layout, counts(layout, middle)) else (low, middle)
-    return high
+def suffices(layout: Layout, density: float, counts: Callable[[float], list[int]]) -> None:
+    """An error if a density starves a tensor, with about the smallest one that does not."""
+    if without := starved(layout, counts(density)):
+        low, high = density, 1.0
+        while high - low > 1e-3 * high:
+            middle = (low + high) / 2
+            low, high = (middle, high) if starved(layout, counts(middle)) else (low, middle)
+        raise ValueError(
+            f"density: {density} leaves {without[0]} without any weight; about {high:.3g} or more is needed"
+        )
+
+
+def flaw(layout: Layout, old: Mask, new: Mask, same_counts: bool) -> str:
+    """What is wrong with a mask that is to follow another, if anything."""
+    if not isinstance(new, Tensor) or new.dtype != old.dtype or new.shape != old.shape:
+        return f"is not {len(old)} bools"
+    counts = layout.counts(new)
+    if same_counts and counts != layout.counts(old):
+        return "does not keep the number of ones of every tensor"
+    if starved(layout, counts) or not bool(new[layout.params :].all()):
+        return "leaves a layer without any weight, or a buffer out"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -260,7 +275,7 @@ def pq_prune(
             run = slot.size // slot.shape[0] if each == "neuron" and len(slot.shape) > 1 else slot.size
             for start in range(slot.offset, slot.offset + slot.size, run):
                 m, w = out[start : start + run], theta[start : start + run]
-                active = w[m]
+                active = picked(w, m)
                 m.copy_(top(w.abs(), active.numel() - pq.spare(active), among=m))
     return out
 

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sparsona.core import masks
 from sparsona.core.fields import Count, NonNegative, Positive, PositiveShare, Share
 from sparsona.core.layout import Layout, Mask, Vector
 from sparsona.core.rng import Rng
@@ -64,16 +63,6 @@ def lr_at(how: Training, t: int, rounds: int) -> float:
 def accuracy(task: Task, theta: Vector, samples: Samples, size: int = 128) -> float:
     """The share of samples that a model classifies rightly."""
     return sum(correct(task.logits(theta, x), y) for x, y in samples.all(size)) / len(samples)
-
-
-def searched(
-    mask: Mask, theta: Vector, samples: Samples, ctx: Ctx, *, rate: float, batch: int, recovery: str = "gradient"
-) -> Mask:
-    """RigL's step on a device: the mask after dropping small weights and growing as many, by gradient or at random."""
-    if recovery == "random":
-        return masks.regrow(ctx.layout, mask, theta, ctx.rng("recovery"), rate)
-    gradient = ctx.task.grad(theta, samples.batch(ctx.rng("search"), batch))
-    return masks.regrow(ctx.layout, mask, theta, gradient.abs(), rate)
 
 
 def train(

@@ -42,7 +42,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Mask = Tensor  # [n] bool
+from sparsona.core.layout import Mask, picked, places
 
 _MAGIC, _VERSION = b"SPNA", 1
 _U32, _I64, _F64 = struct.Struct("<I"), struct.Struct("<q"), struct.Struct("<d")
@@ -147,13 +147,11 @@ class MaskChange:
     def apply(self, old: Mask) -> Mask:
         """The new mask."""
         _check_mask(old)
-        ones = int(torch.count_nonzero(old))
-        known, meant = (ones, len(old) - ones), (len(self.dropped), len(self.grown))
+        there = int(torch.count_nonzero(old))
+        known, meant = (there, len(old) - there), (len(self.dropped), len(self.grown))
         _need(known == meant, f"the change of a mask of {meant} ones and zeros does not fit one of {known}")
-        new = torch.empty_like(old)
-        new[old] = ~self.dropped
-        new[~old] = self.grown
-        return new
+        new = old.index_fill(0, picked(places(old), self.dropped), False)
+        return new.index_fill_(0, picked(places(~old), self.grown), True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -614,16 +612,14 @@ def _select(vec: Tensor, mask: Mask) -> Tensor:
     _check_mask(mask)
     if vec.shape != mask.shape:
         raise ValueError(f"{_describe(vec)} does not fit a mask of {len(mask)} entries")
-    return vec[mask]
+    return picked(vec, mask)
 
 
 def _scatter(values: Tensor, mask: Mask) -> Tensor:
     _check_mask(mask, len(values))
     if len(values) == len(mask):
         return values.clone()
-    out = values.new_zeros(len(mask))
-    out[mask] = values
-    return out
+    return values.new_zeros(len(mask)).index_copy_(0, places(mask), values)
 
 
 def _check_mask(mask: Mask, ones: int | None = None) -> None:

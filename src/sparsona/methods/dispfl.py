@@ -13,7 +13,8 @@ from sparsona.core import masks
 from sparsona.core.aggregate import overlap_mean
 from sparsona.core.fields import PositiveShare, Share
 from sparsona.core.masks import Scope
-from sparsona.core.training import Ctx, Training, searched, train
+from sparsona.core.search import moved, on_batch
+from sparsona.core.training import Ctx, Training, train
 from sparsona.core.wire import Message, Sparse
 from sparsona.method import Inbox, LocalData, Mask, Vector
 
@@ -39,9 +40,7 @@ class DisPFL(Training):
         return masks.trainable(ctx.layout) if self.masked == "all" else masks.weights(ctx.layout, self.dense)
 
     def check(self, fleet: int, ctx: Ctx) -> None:
-        counts = masks.erk_counts(ctx.layout, self.density, self.scope(ctx))
-        if without := masks.starved(ctx.layout, counts):
-            raise ValueError(f"density: {self.density} leaves {without[0]} without any weight; more is needed")
+        masks.suffices(ctx.layout, self.density, lambda d: masks.erk_counts(ctx.layout, d, self.scope(ctx)))
 
     def first(self, k: int, ctx: Ctx) -> Mask:
         """Client k's first mask."""
@@ -68,7 +67,8 @@ class DisPFL(Training):
     def searched(self, mask: Mask, theta: Vector, data: LocalData, ctx: Ctx) -> Mask:
         """The mask after dropping small weights and growing as many."""
         rate = masks.cosine(self.prune_rate, ctx.t, ctx.rounds, "T")
-        return searched(mask, theta, data.train, ctx, rate=rate, batch=self.batch, recovery=self.recovery)
+        gradient = on_batch(theta, data.train, self.batch, ctx)
+        return moved(mask, theta, gradient, ctx, rate=rate, recovery=self.recovery)
 
     def personal(self, client: Any, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
         model: Sparse = inbox["self"]["model"]

@@ -16,7 +16,8 @@ import torch
 from sparsona.core import masks
 from sparsona.core.aggregate import OverlapMean
 from sparsona.core.fields import Count, PositiveShare, Share
-from sparsona.core.training import Ctx, Training, searched, train
+from sparsona.core.search import moved, on_batch
+from sparsona.core.training import Ctx, Training, train
 from sparsona.core.wire import MaskChange, Message, Sparse, Values, WireError
 from sparsona.method import Client, Inbox, LocalData, Mask, Vector
 
@@ -40,20 +41,18 @@ class FedDST(Training):
     prune_rate: Share = 0.3  # the share of each tensor's weights dropped in the first round; by a cosine it falls to 0
     recovery: Literal["gradient", "random"] = "gradient"  # what is grown
 
-    def counts(self, ctx: Ctx) -> list[int]:
+    def counts(self, ctx: Ctx, density: float | None = None) -> list[int]:
         """How many weights each tensor has."""
         scope = masks.trainable(ctx.layout) if self.masked == "all" else masks.weights(ctx.layout, self.dense)
-        return masks.erk_counts(ctx.layout, self.density, scope)
+        return masks.erk_counts(ctx.layout, self.density if density is None else density, scope)
 
     def readjusts(self, ctx: Ctx) -> bool:
         """Whether clients move their masks in this round."""
         return (ctx.t + 1) % self.interval == 0
 
     def start(self, fleet: int, ctx: Ctx) -> Server:
-        counts = self.counts(ctx)
-        if without := masks.starved(ctx.layout, counts):
-            raise ValueError(f"density: {self.density} leaves {without[0]} without any weight; more is needed")
-        mask = masks.random(ctx.layout, counts, ctx.common("mask"))
+        masks.suffices(ctx.layout, self.density, lambda d: self.counts(ctx, d))
+        mask = masks.random(ctx.layout, self.counts(ctx), ctx.common("mask"))
         return Server(ctx.theta0 * mask, mask)
 
     def down(self, server: Server, k: int, ctx: Ctx) -> Message:
@@ -73,7 +72,8 @@ class FedDST(Training):
     def searched(self, mask: Mask, theta: Vector, data: LocalData, ctx: Ctx) -> Mask:
         """The mask after dropping small weights and growing as many."""
         rate = masks.cosine(self.prune_rate, ctx.t, ctx.rounds, "T")
-        return searched(mask, theta, data.train, ctx, rate=rate, batch=self.batch, recovery=self.recovery)
+        gradient = on_batch(theta, data.train, self.batch, ctx)
+        return moved(mask, theta, gradient, ctx, rate=rate, recovery=self.recovery)
 
     def read(self, server: Server, k: int, message: Message, ctx: Ctx) -> Answer:
         mask = server.mask

@@ -8,57 +8,26 @@ the paper's Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import torch
-from torch import Tensor
 
 from sparsona.core import budgets, masks
 from sparsona.core.aggregate import Mean
 from sparsona.core.budgets import Shares
 from sparsona.core.fields import Share
 from sparsona.core.imports import imported
+from sparsona.core.layout import replaced
 from sparsona.core.masks import Packed
-from sparsona.core.rng import Rng
+from sparsona.core.search import SEARCHES, Initialiser, Search, on_batch
 from sparsona.core.training import Ctx, Training, train
 from sparsona.core.wire import MaskChange, Message, Values, WireError
-from sparsona.method import Inbox, Layout, LocalData, Mask, Vector
+from sparsona.method import Inbox, LocalData, Mask, Vector
 
-Gradient = Callable[[], Vector]
 Answer = tuple[Vector, Mask, Mask]  # trained weights at the old mask, that mask, the new one
-
-
-class Search(Protocol):
-    """A mask searcher: the next mask, from the trained weights and, if it asks for it, their dense gradient."""
-
-    def __call__(self, how: FedSpa, mask: Mask, theta: Vector, gradient: Gradient, ctx: Ctx) -> Mask:
-        """Client k's mask for round t + 1."""
-
-
-@runtime_checkable
-class Initialiser(Protocol):
-    """A searcher that also says where to begin; for others that is a random mask with ``layers``' densities."""
-
-    def initialise(self, how: FedSpa, density: float, layout: Layout, key: Rng) -> Mask:
-        """A first mask, decided by the key alone: client and server each make it."""
-
-
-def dst(how: FedSpa, mask: Mask, theta: Vector, gradient: Gradient, ctx: Ctx) -> Mask:
-    """Drop a share of the smallest weights of each tensor, regrow as many where the gradient is largest."""
-    rate = masks.cosine(how.prune_rate, ctx.t, ctx.rounds, how.horizon)
-    by = gradient().abs() if how.recovery == "gradient" else ctx.rng("recovery")
-    return masks.regrow(ctx.layout, mask, theta, by, rate)
-
-
-def rsm(how: FedSpa, mask: Mask, theta: Vector, gradient: Gradient, ctx: Ctx) -> Mask:
-    """The first mask, for ever."""
-    return mask
-
-
 _COUNTS = {"erk": masks.erk_counts, "uniform": masks.uniform_counts}
-SEARCHES: dict[str, Search] = {"dst": dst, "rsm": rsm}
 
 
 @dataclass(frozen=True)
@@ -102,10 +71,8 @@ class FedSpa(Training):
         return masks.remembered(ctx.layout, tuple(_COUNTS[self.layers](ctx.layout, density)), key)
 
     def start(self, fleet: int, ctx: Ctx) -> Server:
-        density = budgets.least("density", self.density, fleet)
-        if without := masks.starved(ctx.layout, _COUNTS[self.layers](ctx.layout, density)):
-            needed = f"about {masks.least_density(ctx.layout, _COUNTS[self.layers]):.3g} or more is needed"
-            raise ValueError(f"density: {density} leaves {without[0]} without any weight; {needed}")
+        least = budgets.least("density", self.density, fleet)
+        masks.suffices(ctx.layout, least, lambda d: _COUNTS[self.layers](ctx.layout, d))
         return Server(ctx.theta0)
 
     def mask_of(self, server: Server, k: int, ctx: Ctx) -> Mask:
@@ -122,13 +89,9 @@ class FedSpa(Training):
     def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
         mask, start = client.mask, self.personal(client, inbox, data, ctx)
         theta = train(self, start, data.train, ctx, mask=mask)  # lines 13 to 16
-
-        def gradient() -> Vector:
-            return ctx.task.grad(theta, data.train.batch(ctx.rng("search"), self.batch))
-
-        before = ctx.task.flops
+        before, gradient = ctx.task.flops, on_batch(theta, data.train, self.batch, ctx)
         new = self.searcher()(self, mask.clone(), theta, gradient, ctx)  # line 18
-        if flaw := self.flaw(mask, new, ctx):
+        if flaw := masks.flaw(ctx.layout, mask, new, self.search in SEARCHES):
             raise ValueError(f"search: {self.search!r} gave a new mask that {flaw}")
         if self.charge_search and ctx.task.flops == before:
             ctx.task.charge(min(self.batch, len(data)))
@@ -138,26 +101,15 @@ class FedSpa(Training):
     def read(self, server: Server, k: int, message: Message, ctx: Ctx) -> Answer:
         mask = self.mask_of(server, k, ctx)
         new = message.part("mask", MaskChange).apply(mask)
-        if flaw := self.flaw(mask, new, ctx):
+        if flaw := masks.flaw(ctx.layout, mask, new, self.search in SEARCHES):
             raise WireError(f"the new mask {flaw}")
         return message.floats("theta", int(mask.count_nonzero())), mask, new
-
-    def flaw(self, old: Mask, new: Mask, ctx: Ctx) -> str:
-        """What is wrong with a new mask, if anything."""
-        if not isinstance(new, Tensor) or new.dtype != old.dtype or new.shape != old.shape:
-            return f"is not {len(old)} bools"
-        counts = ctx.layout.counts(new)
-        if self.search in SEARCHES and counts != ctx.layout.counts(old):
-            return "does not keep the number of ones of every tensor"
-        if masks.starved(ctx.layout, counts) or not bool(new[ctx.layout.params :].all()):
-            return "leaves a layer without any weight, or a buffer out"
-        return ""
 
     def merge(self, server: Server, inbox: Iterable[tuple[int, Answer]], ctx: Ctx) -> Server:
         mean, new = Mean(ctx.layout.dim), dict(server.masks)  # line 7: who did not take part keeps its mask
         for k, (values, mask, now) in inbox:
             # line 11: w less the mean of the updates (m_k w - trained) is the mean of w with each mask's part replaced
-            mean.add(server.theta.masked_scatter(mask, values))
+            mean.add(replaced(server.theta, mask, values))
             if not torch.equal(now, mask):
                 new[k] = Packed.of(now)
         return Server(mean.value(otherwise=server.theta), new)

@@ -12,6 +12,7 @@ import torch
 
 from sparsona.core import masks
 from sparsona.core.fields import PositiveShare
+from sparsona.core.layout import replaced
 from sparsona.core.rng import Rng
 from sparsona.core.training import Ctx
 from sparsona.core.wire import Message, Values
@@ -42,4 +43,4 @@ class Subsampling(FedAvg):
         part = self.part(ctx.layout, Rng(message.part("seed", int)))
         values = message.floats("theta", int(part.count_nonzero()))
         # the received model with the part replaced by trained weights: the received model plus the part of the update
-        return server.masked_scatter(part, values), message.whole("samples", 1)
+        return replaced(server, part, values), message.whole("samples", 1)
