@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO, StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from sparsona.config import tables
-from sparsona.costs import Cost, Device, per_round
+from sparsona.costs import Cost, Device, busiest, per_round
 from sparsona.results import Run, RunError, write
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from sparsona.simulate import Estimate, Waiting
 
 Row = dict[str, Any]
+_T = TypeVar("_T")
 
 _BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#767676"
 _COLOURS = (_BLUE, _ORANGE, "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")  # Okabe and Ito, without yellow
@@ -70,6 +72,10 @@ class Column:
 
 _SHARED = Column("shared %", lambda r: "" if r["shared_accuracy"] is None else _percent(r["shared_accuracy"]))
 _BEST = Column("best round", lambda r: str(r["best_round"]))  # the last of the results; costs follow
+_SOME = {  # shown where some run has them
+    "sparsity": Column("final sparsity %", lambda r: "" if r["sparsity"] is None else _percent(r["sparsity"])),
+    "round_length": Column("round length", lambda r: "" if r["round_length"] is None else _amount(r["round_length"])),
+}
 _NAME = 16  # characters that a run's name is left in a table in one part
 
 
@@ -175,7 +181,9 @@ class Comparison:
             Column("MB down", lambda r: _amount(r["down_bytes"] / 1e6)),
             Column("MB up", lambda r: _amount(r["up_bytes"] / 1e6)),
             Column("MB paper", lambda r: _amount(r["paper_bytes"] / 1e6)),
+            Column("MB a round, busiest", lambda r: _amount(r["busiest_bytes"] / 1e6)),
             Column(unit, lambda r: _amount(r["flops"] / scale)),
+            *(column for key, column in _SOME.items() if any(row[key] is not None for row in self.rows)),
         ]
 
 
@@ -234,6 +242,8 @@ def _gains(runs: Sequence[Run], names: Sequence[str], each: Sequence[Mapping[int
 def _row(run: Run, name: str, target: float | None) -> Row:
     summary = run.summary
     total, score = summary["total"], summary[summary["point"]]
+    rounds = run.rounds
+    lengths = [row["clock"]["length"] for row in rounds if "clock" in row]
     target = run.recipe.evaluate.target if target is None else target
     hit = None
     if target is not None:
@@ -256,13 +266,21 @@ def _row(run: Run, name: str, target: float | None) -> Row:
         "down_bytes": total["down"],
         "up_bytes": total["up"],
         "paper_bytes": total["paper_down"] + total["paper_up"],
+        "busiest_bytes": _reckoned(run, lambda: busiest(rounds, run.rows("clients"))),  # of a round, on average
         "flops": total["flops"],
+        "sparsity": (rounds[-1].get("notes") or {}).get("sparsity"),
+        "round_length": fmean(lengths) if lengths else None,  # in training times, with all waiting
     }
 
 
 def _cost(run: Run, device: Device) -> Cost:
+    return _reckoned(run, lambda: per_round(run.rounds, run.rows("clients"), device))
+
+
+def _reckoned(run: Run, reckon: Callable[[], _T]) -> _T:
+    """What comes of a run's records, if they are whole."""
     try:
-        return per_round(run.rounds, run.rows("clients"), device)
+        return reckon()
     except RunError:
         raise
     except ValueError as error:
@@ -368,7 +386,7 @@ def _flop_unit(most: float) -> tuple[float, str]:
 
 
 def run_figures(run: Run) -> list[Path]:
-    """Draw a run's accuracy by round and by client into its folder; a run not yet evaluated has no figures."""
+    """Draw a run's accuracy by round and by client, and what its method tells, into its folder, as far as there is."""
     folder = run.path / "figures"
     points = {p: rows for p in run.recipe.evaluate.points if (rows := _evaluated(run, p))}
     clients = run.client_accuracy()
@@ -378,6 +396,8 @@ def run_figures(run: Run) -> list[Path]:
         files.append(_draw_accuracy(run, points, folder / "accuracy.png"))
     if run.point in points and clients:
         files.append(_draw_run_clients(run, clients, points[run.point][-1][run.point], folder / "clients.png"))
+    if files and (told := _told([run])):
+        files.append(_draw_told([run], [run.recipe.name], told, folder / "told.png"))
     return files
 
 
@@ -438,6 +458,10 @@ def _write(
     figures = [
         _draw_curves(runs, names, goal, label, along, out / f"accuracy-{name}.png") for name, label, along in axes
     ]
+    if told := _told(runs):
+        figures.append(_draw_told(runs, names, told, out / "told.png"))
+    else:
+        (out / "told.png").unlink(missing_ok=True)  # of an earlier comparison in this folder
     figures.append(_draw_cost(costs, names, device, out / "cost.png"))
     each = [run.client_accuracy() for run in runs]
     figures.append(_draw_clients(each, names, out / "clients.png"))
@@ -648,6 +672,28 @@ def _draw_cost(costs: Sequence[Cost], names: Sequence[str], device: Device, path
         ax.set_xlabel("θ, from time alone (0) to energy alone (1)")
         ax.set_ylabel(label)
         _legend(figure, handles, names)
+    return path
+
+
+def _told(runs: Sequence[Run]) -> list[str]:
+    """What the methods of some runs tell of their clients."""
+    return list(dict.fromkeys(name for run in runs for name in run.rounds[0].get("notes", {})))
+
+
+def _draw_told(runs: Sequence[Run], names: Sequence[str], told: Sequence[str], path: Path) -> Path:
+    """What methods tell of their clients over the rounds, such as sparsity, a picture for each."""
+    with _figure(path, 8, 0.6 + 2.2 * len(told)) as figure:
+        handles: dict[int, Any] = {}
+        for ax, what in zip(figure.subplots(len(told), 1, sharex=True, squeeze=False).flat, told, strict=True):
+            for i, run in enumerate(runs):
+                rows = [r for r in run.rounds if what in r.get("notes", {})]
+                if rows:
+                    x, y = [r["round"] for r in rows], [r["notes"][what] for r in rows]
+                    handles[i] = ax.plot(x, y, **_look(i, len(rows)))[0]
+            ax.set_title(f"{what}, mean over clients", parse_math=False)
+            _round_axis(ax)
+        ax.set_xlabel("round")
+        _legend(figure, [handles[i] for i in sorted(handles)], [names[i] for i in sorted(handles)])
     return path
 
 
