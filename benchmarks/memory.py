@@ -4,8 +4,8 @@ Merging: a fresh process takes in 10 or 100 updates of a ResNet-18, made one by 
 resident memory rose above what it was before; once through the mean alone, once through FedAvg's merge of messages
 that were encoded and decoded. A fleet: 2,000 clients train a personal LeNet each (Ditto, two rounds with everybody,
 then a test of everybody) in the pool engine with two workers; the memory of all its processes is looked at every 50 ms,
-and what they share is counted once. Peers: 100 clients with a ResNet-18 each at density 1/2 (a round of DA-DPFL with ten
-neighbours and waits, on four CIFAR-10 pictures each), likewise. Without the data the fleets are left out.
+and what they share is counted once. Peers: 100 clients with a ResNet-18 each at density 1/2 (a round of DA-DPFL with
+ten neighbours and waits, on four CIFAR-10 pictures each), likewise. Without the data the fleets are left out.
 """
 
 from __future__ import annotations
