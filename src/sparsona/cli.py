@@ -183,7 +183,7 @@ def sweep(
 )
 def reproduce(
     table: Annotated[
-        str | None, typer.Argument(help="A table's name or a TOML file; without one, the tables there are are listed.")
+        str | None, typer.Argument(help="A table's name or a TOML file; without it, all names are listed.")
     ] = None,
     only: Annotated[
         str | None,

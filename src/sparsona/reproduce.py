@@ -241,8 +241,11 @@ class CellSheet(Sheet):
 
     def parts(self) -> tuple[list[Column], ...]:
         """What is shown of a cell."""
-        return [Column("setting", lambda r: str(r["column"]), words=True)], [
-            Column("method", lambda r: str(r["row"]).replace(" ", "\u00a0"), words=True),
+        who = [
+            Column("setting", lambda r: str(r["column"]), words=True),
+            Column("method", lambda r: str(r["row"]), words=True),
+        ]
+        return who, [
             Column("paper", lambda r: self._figure(r["printed"], r["printed_std"])),
             Column("ours", lambda r: self._figure(r["mean"], r["std"])),
             Column("difference", lambda r: self._figure(r["difference"], None, "+")),

@@ -110,9 +110,12 @@ class Sheet:
     def _widths(self, columns: Sequence[Column], width: int) -> list[int]:
         """For each column its longest word, for the first what is left: rich itself would cut off a wide table."""
         shown = [[column.title, *(column.show(row) for row in self.rows)] for column in columns]
-        # a mean and its deviation stay on one line
-        words = [[word for text in texts for word in text.replace(" ± ", "_±_").split(" ")] for texts in shown[1:]]
-        spaces = [max(map(len, each)) for each in words]
+        spaces = []
+        for column, texts in zip(columns[1:], shown[1:], strict=True):
+            # a mean and its deviation stay on one line, and so does a name that is not long
+            words = [word for text in texts for word in text.replace(" ± ", "_±_").split(" ")]
+            names = [text for text in texts if column.words and len(text) <= _NAME]
+            spaces.append(max(map(len, words + names)))
         left = width - sum(spaces) - 2 * len(columns)
         return [max(1, min(left, max(map(len, shown[0])))), *spaces]
 
