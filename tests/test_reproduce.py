@@ -190,7 +190,7 @@ def test_bad_options() -> None:
     assert 'only "x": no such column or row; allowed: Ditto |, FedAvg, mild, skewed-10' in refused(
         "reproduce", "paper/table.toml", "--only", "x"
     )
-    assert "MNIST needs mnist/" in refused("reproduce", saved(changes='["data.source=mnist"]'))
+    assert "mild Ditto | seed=1: MNIST needs mnist/" in refused("reproduce", saved(changes='["data.source=mnist"]'))
     Path("taken").mkdir()
     Path("taken/file").write_text("mine")
     assert "it is not empty" in refused("reproduce", "paper/table.toml", "--out", "taken")

@@ -431,8 +431,7 @@ def test_a_sweep_is_extended_by_values_seeds_and_variants(folder: Path) -> None:
 
 def test_new_runs_never_take_a_folder_that_is_there() -> None:
     plan_of = lambda *changes: plan("small.toml", [f"description={','.join(changes)}"])  # noqa: E731
-    first, _ = plan_of("a/b", "c")
-    known = {name: tables(r) for name, r in first.items()}
+    known, _ = plan_of("a/b", "c")
     grown, made = sweep.extended(*plan_of("a:b", "A/B", "a/b", "c"), known)
     assert {name: r.description for name, r in grown.items()} == {
         "description=a-b (2)": "a:b",

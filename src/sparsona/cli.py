@@ -13,7 +13,7 @@ import sys
 import time
 import typing
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -128,8 +128,8 @@ def run(
         if len(plan) == 1:
             runs = [_run(first, target, data_dir, as_json)]
         else:
-            _try(plan.values(), data_dir)
-            _write_plan(target, {name: tables(recipe) for name, recipe in plan.items()})
+            _try(plan, data_dir)
+            _write_plan(target, plan)
             runs = _run_plan(target, data_dir, as_json)
         _end(runs, target, as_json)
 
@@ -160,7 +160,7 @@ def sweep(
             raise RecipeError(f"target = {goal}: must be above 0 and at most 1")
         plan, made = plan_sweep(recipe, overrides or (), _listed(only))
         target = _sweep_folder(folder, plan, made)
-        known = _planned(target)
+        known = _plan(target)
         try:
             plan, made = extended(plan, made, known)
         except RunError as error:
@@ -168,12 +168,12 @@ def sweep(
             raise RunError(f"{target} holds another sweep: {error}; {again}") from error
         added = len(plan) - len(known)
         if added:
-            _try((recipe for name, recipe in plan.items() if name not in known), data_dir)
+            _try({name: recipe for name, recipe in plan.items() if name not in known}, data_dir)
         if known and not as_json:
             done = sum(Run(target / name).finished for name in known)
             more = f", and adding {added}" if added else ""
             _say(f"{target} holds this sweep, {done} of {len(known)} runs done: going on with it{more}")
-        _write_plan(target, {name: tables(recipe) for name, recipe in plan.items()}, SWEEP, made.json())
+        _write_plan(target, plan, SWEEP, made.json())
         _end(_run_plan(target, data_dir, as_json), target, as_json, goal)
 
 
@@ -212,13 +212,13 @@ def reproduce(
         plan, made = plan_table(table, _listed(only), chosen or (), rounds)
         short = table.replace("/", "-") if table in table_names() else Path(table).stem
         target = folder or Path("runs") / (short if rounds is None else f"{short}-{rounds}-rounds")
-        known = _planned(target)
+        known = _plan(target)
         made = _joined(target, known, plan, made)
         if dry_run:
             _dry_run(target, plan, as_json)
             return
-        _try((recipe for name, recipe in plan.items() if name not in known), data_dir)
-        _write_plan(target, known | {name: tables(recipe) for name, recipe in plan.items()}, TABLE, made.json())
+        _try({name: recipe for name, recipe in plan.items() if name not in known}, data_dir)
+        _write_plan(target, known | plan, TABLE, made.json())
         _end_table(_run_plan(target, data_dir, as_json, plan), target, as_json)
 
 
@@ -574,7 +574,7 @@ def _sweep_folder(folder: Path | None, plan: dict[str, Recipe], made: Sweep) -> 
         for path in sorted(base.iterdir() if base.is_dir() else (), key=lambda p: (len(p.name), p.name)):
             if path.name.rstrip("0123456789") == f"{name}-sweep-":
                 with suppress(RunError):
-                    if len(known := _planned(path)) == len(plan) and extended(plan, made, known):
+                    if len(known := _plan(path)) == len(plan) and extended(plan, made, known):
                         return path
         return _free(base, f"{name}-sweep")
     if not (folder / "plan.json").is_file():
@@ -582,7 +582,7 @@ def _sweep_folder(folder: Path | None, plan: dict[str, Recipe], made: Sweep) -> 
     return folder
 
 
-def _joined(folder: Path, known: dict[str, Any], plan: dict[str, Recipe], made: Reproduction) -> Reproduction:
+def _joined(folder: Path, known: dict[str, Recipe], plan: dict[str, Recipe], made: Reproduction) -> Reproduction:
     """A table's runs and those that its folder has already; raises RunError if the two do not go together."""
     elsewhere = "choose another folder with --out"
     if not (folder / "plan.json").is_file():
@@ -599,25 +599,16 @@ def _joined(folder: Path, known: dict[str, Any], plan: dict[str, Recipe], made: 
     elif not known.keys() <= plan.keys():
         raise RunError(f"{folder} holds other runs; {elsewhere}")
     for name, recipe in plan.items():
-        if name in known and known[name] != tables(recipe):
-            told = difference(known[name], [tables(recipe)])
+        if known.get(name, recipe) != recipe:
+            told = difference(known[name], [recipe])
             raise RunError(f"{folder}: its run {json.dumps(name)} is another: {told}; {elsewhere}")
     return made
 
 
-def _planned(folder: Path) -> dict[str, Any]:
-    """The runs that a folder of several was made for, as plain tables; none if there is no such folder."""
-    try:
-        return dict(json.loads((folder / "plan.json").read_text(encoding="utf-8")))
-    except OSError:
-        return {}
-    except (ValueError, TypeError) as error:
-        raise RunError(f"{folder / 'plan.json'} is damaged: {error}") from error
-
-
-def _write_plan(folder: Path, plan: dict[str, Any], name: str = "", text: str = "") -> None:
+def _write_plan(folder: Path, plan: dict[str, Recipe], name: str = "", text: str = "") -> None:
     """Write which runs a folder is for and, of a sweep or a table, what each of them is there."""
-    files = {"plan.json": json.dumps(plan, indent=1) + "\n"} | ({name: text} if name else {})
+    raw = {run: tables(recipe) for run, recipe in plan.items()}
+    files = {"plan.json": json.dumps(raw, indent=1) + "\n"} | ({name: text} if name else {})
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # killed between the two, a new folder is known by its plan, and in an old one each run planned is described
@@ -626,14 +617,17 @@ def _write_plan(folder: Path, plan: dict[str, Any], name: str = "", text: str = 
 
 
 def _plan(folder: Path) -> dict[str, Recipe]:
-    """The runs that a folder of several was made for."""
+    """The runs that a folder of several was made for; none if it is no such folder."""
+    file = folder / "plan.json"
+    if not file.is_file():
+        return {}
     try:
-        plan = {str(name): check(raw) for name, raw in _planned(folder).items()}
+        plan = {str(name): check(raw) for name, raw in json.loads(file.read_text(encoding="utf-8")).items()}
         for name in plan:
             named("its run", name)  # each is a folder beside it, and nowhere else
         return plan
-    except RecipeError as error:
-        raise RunError(f"{folder / 'plan.json'} is damaged: {error}") from error
+    except (ValueError, AttributeError) as error:
+        raise RunError(f"{file} is damaged: {error}") from error
 
 
 def _members(folder: Path) -> list[Path]:
@@ -663,16 +657,20 @@ def _settings(given: list[tuple[Path, list[Run]]]) -> dict[Run, Setting]:
     return found
 
 
-def _try(recipes: Iterable[Recipe], data_dir: Path | None) -> None:
+def _try(plan: Mapping[str, Recipe], data_dir: Path | None) -> None:
     """Build each different data set and model once, so that what cannot run is told before anything is written."""
-    groups: dict[Any, list[Recipe]] = {}
-    for recipe in recipes:
-        groups.setdefault((recipe.data, recipe.seed, recipe.model), []).append(recipe)
+    groups: dict[Any, list[str]] = {}
+    for name, recipe in plan.items():
+        groups.setdefault((recipe.data, recipe.seed, recipe.model), []).append(name)
     with err.status("checking data and models"):
-        for group in groups.values():
-            device, fleet = prepare(group[0], data_dir)
-            for recipe in group:
-                verify(recipe, device, fleet)
+        for names in groups.values():
+            name = names[0]
+            try:
+                device, fleet = prepare(plan[name], data_dir)
+                for name in names:
+                    verify(plan[name], device, fleet)
+            except ValueError as error:
+                raise RecipeError(f"{name}: {error}") from error
 
 
 def _run_plan(folder: Path, data_dir: Path | None, as_json: bool, only: Collection[str] = ()) -> list[Run]:

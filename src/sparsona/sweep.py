@@ -101,17 +101,16 @@ def plan(name: str, overrides: Iterable[str] = (), only: Sequence[str] = ()) -> 
     return {n: recipe for n, (_, recipe) in runs.items()}, Sweep({n: setting for n, (setting, _) in runs.items()})
 
 
-def extended(plan: Mapping[str, Recipe], sweep: Sweep, known: Mapping[str, Any]) -> tuple[dict[str, Recipe], Sweep]:
+def extended(plan: Mapping[str, Recipe], sweep: Sweep, known: Mapping[str, Recipe]) -> tuple[dict[str, Recipe], Sweep]:
     """A sweep whose runs keep the folders they have in the plan of an earlier one, all of whose runs it must have."""
-    raws = {name: tables(recipe) for name, recipe in plan.items()}
     places: dict[str, list[str]] = {}  # by content: between two commands names may change, results may not
-    for name, raw in raws.items():
-        places.setdefault(json.dumps(raw, sort_keys=True), []).append(name)
+    for name, recipe in plan.items():
+        places.setdefault(json.dumps(tables(recipe)), []).append(name)
     kept: dict[str, str] = {}
-    for old, raw in known.items():
-        same = places.get(json.dumps(raw, sort_keys=True), [])
+    for old, recipe in known.items():
+        same = places.get(json.dumps(tables(recipe)), [])
         if not same:
-            raise RunError(f"its run {shown(old)} is not among these: {difference(raw, raws.values())}")
+            raise RunError(f"its run {shown(old)} is not among these: {difference(recipe, plan.values())}")
         new = old if old in same else same[0]
         same.remove(new)
         kept[new] = old
@@ -120,12 +119,12 @@ def extended(plan: Mapping[str, Recipe], sweep: Sweep, known: Mapping[str, Any])
     return {names[n]: r for n, r in plan.items()}, Sweep({names[n]: s for n, s in sweep.runs.items()})
 
 
-def difference(raw: Any, others: Iterable[Mapping[str, Any]]) -> str:
+def difference(recipe: Recipe, others: Iterable[Recipe]) -> str:
     """The first key in which a recipe differs from the one that is most like it."""
-    mine = dict(_flat(raw))
+    mine = dict(_flat(tables(recipe)))
     found = []
     for other in others:
-        theirs = dict(_flat(other))
+        theirs = dict(_flat(tables(other)))
         found.append([(k, theirs.get(k)) for k in {**mine, **theirs} if mine.get(k) != theirs.get(k)])
     key, value = min(found, key=len)[0]
     then, now = ("not set" if v is None else shown(v) for v in (mine.get(key), value))
