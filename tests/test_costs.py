@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sparsona.costs import Cost, Device, per_round
+from sparsona.costs import Cost, Device, busiest, per_round
 
 TEN = Device(tflops=1e-9, correction=2, compute_watt=10, network_watt=3, gbit_per_s=8e-9)  # 500 operations, a byte a s
 
@@ -85,3 +85,16 @@ def test_parse() -> None:
 def test_parse_refuses(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Device.parse(text)
+
+
+def test_the_busiest_node() -> None:
+    """Among peers the client that most passes through, in one direction; with a server the server."""
+    clients = [client(1, 0, 1, 30, 50), client(1, 1, 1, 30, 10), client(2, 0, 1, 30, 0), client(2, 1, 1, 30, 0)]
+    clients.append({"round": 2, "client": 2, "before": {}})  # tested only
+    peers: list[dict[str, Any]] = [
+        {"round": 1, "down": 60, "up": 60, "clock": {"length": 2.0}},
+        {"round": 2, "down": 60, "up": 0, "clock": {"length": 1.0}},
+    ]
+    assert busiest(peers, clients) == (50 + 30) / 2
+    server = [{key: value for key, value in row.items() if key != "clock"} for row in peers]
+    assert busiest(server, clients) == (60 + 60) / 2

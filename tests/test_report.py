@@ -111,7 +111,10 @@ def test_rows_are_the_numbers_worked_out_by_hand(runs: list[Run]) -> None:
         "down_bytes": 2_000_000,
         "up_bytes": 1_000_000,
         "paper_bytes": 2_600_000,
+        "busiest_bytes": 1_000_000,  # what the server sends in each of two rounds
         "flops": 4_000_000_000,
+        "sparsity": None,
+        "round_length": None,
         "cost_seconds": pytest.approx(0.012125),  # 2e9 operations: 5 / 80e12 of a second each; 1.5 MB: 8 / 1e9
         "cost_joules": pytest.approx(450 * 0.000125 + 0.012),
     }
@@ -133,7 +136,10 @@ def test_rows_are_the_numbers_worked_out_by_hand(runs: list[Run]) -> None:
         "down_bytes": 4_000_000,
         "up_bytes": 2_000_000,
         "paper_bytes": 5_200_000,
+        "busiest_bytes": 2_000_000,
         "flops": 8_000_000_000,
+        "sparsity": None,
+        "round_length": None,
         "cost_seconds": pytest.approx(0.02425),
         "cost_joules": pytest.approx(450 * 0.00025 + 0.024),
     }
@@ -148,11 +154,11 @@ def test_target_is_reached_at_the_first_round_that_does(runs: list[Run]) -> None
 def test_markdown(runs: list[Run]) -> None:
     assert report.compare(runs, target=0.72).markdown() == (
         "| run | method | accuracy % | by sample % | bottom decile % | spread % | best round "
-        "| rounds to 72 % | MB to 72 % | GFLOP to 72 % | MB down | MB up | MB paper | GFLOP |\n"
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| rounds to 72 % | MB to 72 % | GFLOP to 72 % | MB down | MB up | MB paper | MB a round, busiest | GFLOP |\n"
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
         "| plain | fedavg | 70.00 | 75.00 | 50.00 | 15.81 | 2 | not reached | not reached | not reached "
-        "| 2.00 | 1.00 | 2.60 | 4.00 |\n"
-        "| own | ditto | 72.50 | 75.00 | 40.00 | 23.85 | 2 | 2 | 6.00 | 8.00 | 4.00 | 2.00 | 5.20 | 8.00 |\n"
+        "| 2.00 | 1.00 | 2.60 | 1.00 | 4.00 |\n"
+        "| own | ditto | 72.50 | 75.00 | 40.00 | 23.85 | 2 | 2 | 6.00 | 8.00 | 4.00 | 2.00 | 5.20 | 2.00 | 8.00 |\n"
     )
 
 
@@ -163,7 +169,7 @@ def test_csv_reads_back_to_the_raw_numbers(runs: list[Run]) -> None:
     for row, raw in zip(back, table.json(), strict=True):
         assert list(row) == list(raw)
         for key, value in raw.items():
-            missing = "" if key == "shared_accuracy" else "not reached"
+            missing = "" if key in ("shared_accuracy", "sparsity", "round_length") else "not reached"
             assert row[key] == (missing if value is None else str(value))
             if isinstance(value, float):
                 assert float(row[key]) == value
@@ -196,13 +202,13 @@ def test_target_out_of_range(runs: list[Run], target: float) -> None:
         report.compare(runs, target=target)
 
 
-@pytest.mark.parametrize("width", [80, 108, 109, 200])
+@pytest.mark.parametrize("width", [80, 117, 118, 200])
 def test_terminal_table_shows_every_value_at_any_width(runs: list[Run], width: int) -> None:
     table = report.compare(runs, target=0.72)
     text = shown(table, width)
     for value in ("plain", "fedavg", "70.00", "75.00", "50.00", "15.81", "reached", "2.60", "5.20", "23.85", "GFLOP"):
         assert value in text
-    assert text.count("plain") == (1 if width >= 109 else 2)  # in two parts where one is too wide
+    assert text.count("plain") == (1 if width >= 118 else 2)  # in two parts where one is too wide
 
 
 def test_names_are_told_as_they_are(tmp_path: Path) -> None:
@@ -366,6 +372,25 @@ def test_figures_of_small_and_large_runs(tmp_path: Path, rounds: list[Scores | N
     table = report.compare([run, same], tmp_path / "out")
     assert all(f.stat().st_size > 0 for f in table.files)
     assert report.gains([run, same])[0]["equal"] == len(run.client_accuracy())
+
+
+def test_what_methods_tell_is_shown_and_drawn(runs: list[Run]) -> None:
+    """Peers have a clock and notes in every round; the other run has neither."""
+    path = runs[1].path / "rounds.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row, sparsity, length in zip(rows, (0.5, 0.75), (3.0, 1.0), strict=True):
+        row |= {"notes": {"sparsity": sparsity, "score": 0.1}, "clock": {"length": length}}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table = report.compare(runs, runs[0].path.parent / "out")
+    assert [row["sparsity"] for row in table.json()] == [None, 0.75]
+    assert [row["round_length"] for row in table.json()] == [None, 2.0]
+    assert "| GFLOP | final sparsity % | round length |\n" in table.markdown()
+    assert table.markdown().splitlines()[2].endswith("| 4.00 |  |  |")
+    assert table.markdown().splitlines()[3].endswith("| 8.00 | 75.00 | 2.00 |")
+    assert "told.png" in [f.name for f in table.files]
+    assert [f.name for f in report.run_figures(runs[1])] == ["accuracy.png", "clients.png", "told.png"]
+    report.compare(runs[:1], runs[0].path.parent / "out")  # nothing told, so no figure of an earlier comparison
+    assert not (runs[0].path.parent / "out" / "told.png").exists()
 
 
 def test_a_run_not_yet_evaluated_has_no_figures(tmp_path: Path) -> None:

@@ -259,13 +259,13 @@ def test_what_can_be_measured(folder: Path, more: dict[str, Any], value: float) 
 def test_a_note_at_the_end(folder: Path) -> None:
     Path("paper/x.toml").write_text(to_toml(tables(recipe("fedspa", rounds=1)) | {"name": "x"}))
     ok("run", "paper/x.toml", "--out", "x")
-    made = Reproduction(paper(metric="note", note="density", printed=["-"]), {"x": ("c", "m")})
+    made = Reproduction(paper(metric="note", note="sparsity", printed=["-"]), {"x": ("c", "m")})
     (row,) = result(made, [Run.open("x")]).json()
     assert row["mean"] == pytest.approx(0.5, abs=0.01)
     assert (row["printed"], row["difference"]) == (None, None)
     assert "| c | m | - | 0.50 | - | 1 |" in result(made, [Run.open("x")]).markdown()
-    wrong = Reproduction(paper(metric="note", note="sparsity"), {"x": ("c", "m")})
-    with pytest.raises(RunError, match='note = "sparsity": x has density'):
+    wrong = Reproduction(paper(metric="note", note="density"), {"x": ("c", "m")})
+    with pytest.raises(RunError, match='note = "density": x has sparsity'):
         result(wrong, [Run.open("x")])
 
 

@@ -90,6 +90,19 @@ class Device:
         return Cost(delay * compute + network, self.compute_watt * compute + self.network_watt * network)
 
 
+def busiest(rounds: Iterable[Row], clients: Iterable[Row]) -> float:
+    """Bytes a round, on average, through the node that most pass through, in its busier direction.
+
+    That is the server where there is one: what it sends to all participants, or receives from them. Without one, it
+    is a client.
+    """
+    most: dict[int, int] = {}
+    for row in clients:
+        if "flops" in row:
+            most[row["round"]] = max(most.get(row["round"], 0), row["down"], row["up"])
+    return fmean(most.get(r["round"], 0) if "clock" in r else max(r["down"], r["up"]) for r in rounds)
+
+
 def per_round(rounds: Iterable[Row], clients: Iterable[Row], device: Device) -> Cost:
     """What a round costs on average, from the rows of a run's rounds and clients."""
     busiest: dict[int, tuple[int, int]] = {}  # by round: most operations and most bytes of a participant

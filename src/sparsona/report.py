@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparsona import drawing
 from sparsona.config import tables
-from sparsona.costs import Cost, Device, per_round
+from sparsona.costs import Cost, Device, busiest, per_round
 from sparsona.results import Run, RunError, write
 from sparsona.sheet import Column, Row, Sheet, amount, flop_unit, percent, target_columns
 
@@ -21,10 +22,18 @@ if TYPE_CHECKING:
 
     from sparsona.simulate import Estimate, Waiting
 
+_T = TypeVar("_T")
+
 POINTS = {"before": "before local training", "after": "after local training", "shared": "of the shared model"}
 
 
 # -- the table -------------------------------------------------------------------------------------------------------
+
+
+_SOME = {  # shown where some run has them
+    "sparsity": Column("final sparsity %", lambda r: "" if r["sparsity"] is None else percent(r["sparsity"])),
+    "round_length": Column("round length", lambda r: "" if r["round_length"] is None else amount(r["round_length"])),
+}
 
 
 class Comparison(Sheet):
@@ -56,7 +65,9 @@ class Comparison(Sheet):
             Column("MB down", lambda r: amount(r["down_bytes"] / 1e6)),
             Column("MB up", lambda r: amount(r["up_bytes"] / 1e6)),
             Column("MB paper", lambda r: amount(r["paper_bytes"] / 1e6)),
+            Column("MB a round, busiest", lambda r: amount(r["busiest_bytes"] / 1e6)),
             Column(unit, lambda r: amount(r["flops"] / scale)),
+            *(column for key, column in _SOME.items() if any(row[key] is not None for row in self.rows)),
         ]
         return [Column("run", lambda r: str(r["name"]), words=True)], results, costs
 
@@ -116,6 +127,8 @@ def run_row(run: Run, name: str, target: float | None) -> Row:
     """What a finished run reached and what it cost, in raw numbers."""
     summary = run.summary
     total, score = summary["total"], summary[summary["point"]]
+    rounds = run.rounds
+    lengths = [row["clock"]["length"] for row in rounds if "clock" in row]
     target = run.recipe.evaluate.target if target is None else target
     hit = None
     if target is not None:
@@ -138,14 +151,22 @@ def run_row(run: Run, name: str, target: float | None) -> Row:
         "down_bytes": total["down"],
         "up_bytes": total["up"],
         "paper_bytes": total["paper_down"] + total["paper_up"],
+        "busiest_bytes": _reckoned(run, lambda: busiest(rounds, run.rows("clients"))),  # of a round, on average
         "flops": total["flops"],
+        "sparsity": (rounds[-1].get("notes") or {}).get("sparsity"),
+        "round_length": fmean(lengths) if lengths else None,  # in training times, with all waiting
     }
 
 
 def cost_of(run: Run, device: Device) -> Cost:
     """What a round of a run costs on a device, on average."""
+    return _reckoned(run, lambda: per_round(run.rounds, run.rows("clients"), device))
+
+
+def _reckoned(run: Run, reckon: Callable[[], _T]) -> _T:
+    """What comes of a run's records, if they are whole."""
     try:
-        return per_round(run.rounds, run.rows("clients"), device)
+        return reckon()
     except RunError:
         raise
     except ValueError as error:
@@ -233,7 +254,7 @@ def _to_target(row: Row, key: str, show: Callable[[Any], str]) -> str:
 
 
 def run_figures(run: Run) -> list[Path]:
-    """Draw a run's accuracy by round and by client into its folder; a run not yet evaluated has no figures."""
+    """Draw a run's accuracy by round and by client, and what its method tells, into its folder, as far as there is."""
     folder = run.path / "figures"
     points = {p: rows for p in run.recipe.evaluate.points if (rows := evaluated(run, p))}
     clients = run.client_accuracy()
@@ -243,6 +264,8 @@ def run_figures(run: Run) -> list[Path]:
         files.append(_draw_accuracy(run, points, folder / "accuracy.png"))
     if run.point in points and clients:
         files.append(_draw_run_clients(run, clients, points[run.point][-1][run.point], folder / "clients.png"))
+    if files and (told := _told([run])):
+        files.append(_draw_told([run], [run.recipe.name], told, folder / "told.png"))
     return files
 
 
@@ -303,6 +326,10 @@ def _write(
     figures = [
         _draw_curves(runs, names, goal, label, along, out / f"accuracy-{name}.png") for name, label, along in axes
     ]
+    if told := _told(runs):
+        figures.append(_draw_told(runs, names, told, out / "told.png"))
+    else:
+        (out / "told.png").unlink(missing_ok=True)  # of an earlier comparison in this folder
     figures.append(_draw_cost(costs, names, device, out / "cost.png"))
     each = [run.client_accuracy() for run in runs]
     figures.append(_draw_clients(each, names, out / "clients.png"))
@@ -449,6 +476,28 @@ def _draw_cost(costs: Sequence[Cost], names: Sequence[str], device: Device, path
         ax.set_xlabel("θ, from time alone (0) to energy alone (1)")
         ax.set_ylabel(label)
         drawing.legend(figure, handles, names)
+    return path
+
+
+def _told(runs: Sequence[Run]) -> list[str]:
+    """What the methods of some runs tell of their clients."""
+    return list(dict.fromkeys(name for run in runs for name in run.rounds[0].get("notes", {})))
+
+
+def _draw_told(runs: Sequence[Run], names: Sequence[str], told: Sequence[str], path: Path) -> Path:
+    """What methods tell of their clients over the rounds, such as sparsity, a picture for each."""
+    with drawing.figure(path, 8, 0.6 + 2.2 * len(told)) as figure:
+        handles: dict[int, Any] = {}
+        for ax, what in zip(figure.subplots(len(told), 1, sharex=True, squeeze=False).flat, told, strict=True):
+            for i, run in enumerate(runs):
+                rows = [r for r in run.rounds if what in r.get("notes", {})]
+                if rows:
+                    x, y = [r["round"] for r in rows], [r["notes"][what] for r in rows]
+                    handles[i] = ax.plot(x, y, **drawing.look(i, len(rows)))[0]
+            ax.set_title(f"{what}, mean over clients", parse_math=False)
+            drawing.round_axis(ax)
+        ax.set_xlabel("round")
+        drawing.legend(figure, [handles[i] for i in sorted(handles)], [names[i] for i in sorted(handles)])
     return path
 
 

@@ -14,6 +14,7 @@ import torch
 
 from sparsona.core.samples import Prepare
 from sparsona.data import DataConfig, Dataset, Fleet, build, divide
+from sparsona.data.federated import resized
 
 SMALL = DataConfig(clients=6, min_samples=2)
 
@@ -114,6 +115,39 @@ def test_caps() -> None:
     assert sum(len(p.train) + len(p.validation) + len(p.test) for p in half.parts) == 1000
 
 
+def test_copies_count_before_samples_are_divided(tmp_path: Path) -> None:
+    """Three classes of 20: once, twice and three times are 120, dealt to six clients."""
+    data = made_up(60, 60, classes=3)
+    config = replace(SMALL, partition="iid", split="label_mix", train_share=1.0, validation_share=0.0, test_samples=6)
+    fleet = divide(data, replace(config, copies=(1, 2, 3)), 0)
+    assert fleet.train_sizes.tolist() == [20] * 6
+    held, counts = np.unique(np.concatenate([part.train for part in fleet.parts]), return_counts=True)
+    assert held.tolist() == list(range(60))
+    assert counts.tolist() == [1, 2, 3] * 20
+    assert divide(data, replace(config, copies=(1, 1, 1)), 0).parts[0].train.tolist() == (
+        divide(data, config, 0).parts[0].train.tolist()
+    )
+    with pytest.raises(ValueError, match="copies: 2 numbers; made up needs 3, for class 0, class 1, class 2"):
+        divide(data, replace(config, copies=(1, 2)), 0)
+    with pytest.raises(ValueError, match="a partition file names each sample once"):
+        fleet.save(tmp_path / "parts.json")
+
+
+def test_pictures_are_resized() -> None:
+    """Twice the size keeps an even picture; linear between two halves; text is refused."""
+    x = torch.zeros(3, 2, 2, 1, dtype=torch.uint8)
+    x[1] = 200
+    x[2, :, 1] = 100
+    data = replace(made_up(2, 1, classes=2), x=x, shape=(1, 2, 2), prepare=Prepare((0.5,), (0.5,)))
+    larger = resized(data, 4)
+    assert larger.shape == (1, 4, 4)
+    assert larger.x.dtype == torch.uint8
+    assert larger.x[1].unique().tolist() == [200]
+    assert larger.x[2, 0, :, 0].tolist() == [0, 25, 75, 100]
+    with pytest.raises(ValueError, match="side 4 is for pictures, which made up does not hold"):
+        resized(made_up(), 4)
+
+
 def test_label_mix_has_the_asked_size() -> None:
     fleet = divide(made_up(), replace(SMALL, clients=10, balanced=True, split="label_mix", test_samples=100), 0)
     assert (fleet.sizes("test") == 100).all()
@@ -163,6 +197,8 @@ def test_a_file_of_lists_is_cut_by_the_split(tmp_path: Path) -> None:
         ({"partition": "file"}, "needs a partition_file"),
         ({"partition": "file", "partition_file": "x", "split": "same"}, "cannot divide the test set like a file"),
         ({"samples_per_client": 1}, "samples_per_client 1 must be at least 2"),
+        ({"copies": (1, 2)}, "copies: with split 'ratio' a copy might be tested on"),
+        ({"copies": (1, 2), "split": "same", "partition": "file", "partition_file": "x"}, "cannot divide|copies: with"),
     ],
 )
 def test_fields_that_do_not_fit_together(change: dict[str, object], message: str) -> None:

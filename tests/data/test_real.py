@@ -89,6 +89,25 @@ def test_ham10000(sparsona_data: Path) -> None:
     normalised(ham)
 
 
+def test_the_fleet_of_da_dpfl(sparsona_data: Path) -> None:
+    """Its code's copies by class give as many samples to a client as its table of operations implies."""
+    real("ham10000", sparsona_data)
+    config = DataConfig(
+        source="ham10000",
+        clients=100,
+        partition="iid",
+        side=64,
+        copies=(18, 12, 6, 53, 44, 1, 6),
+        split="label_mix",
+        train_share=1.0,
+        validation_share=0.0,
+    )
+    fleet = build(config, 1, sparsona_data)
+    assert fleet.dataset.shape == (3, 64, 64)
+    assert fleet.train_sizes.sum() == 63_838
+    assert set(fleet.train_sizes) == {638, 639}
+
+
 def test_the_fleet_of_fedspa(sparsona_data: Path) -> None:
     real("cifar10", sparsona_data)
     config = DataConfig(source="cifar10", clients=100, balanced=True, split="label_mix", validation_share=0.0)

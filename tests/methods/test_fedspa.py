@@ -292,7 +292,7 @@ def test_devices_of_different_strength(tmp_path):
     assert {round(d, 2) for d in few} == {0.25, 0.5}
     done = run(recipe("fedspa", method={"density": {"low": 0.3, "high": 0.6}}), tmp_path / "run")
     assert done.summary["total"]["up"] < 0.65 * run(recipe("fedavg"))["total"]["up"]
-    told = {row["client"]: row["notes"]["density"] for row in done.rows("clients") if "notes" in row}
+    told = {row["client"]: 1 - row["notes"]["sparsity"] for row in done.rows("clients") if "notes" in row}
     assert told == {k: pytest.approx(between[k]) for k in told}  # each client's is in the records
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
@@ -52,6 +53,8 @@ class DataConfig:
     test_samples: Annotated[int, Ge(1)] = 100  # label_mix
     test_overlap: bool = True  # label_mix: where a class runs out, two clients may be tested on one sample
     augment: Literal["none", "crop", "crop-flip"] = "none"  # pictures, in training: moved by up to 4 pixels; mirrored
+    side: Annotated[int, Interval(ge=1, le=4096)] | None = None  # pictures: resized to so many pixels a side
+    copies: tuple[Annotated[int, Ge(1)], ...] = ()  # how often each class's training samples count; empty: once
     vocabulary: Annotated[int, Interval(ge=3, le=1_000_000)] = 10_000  # text
     length: Annotated[int, Interval(ge=1, le=10_000)] = 256  # text
 
@@ -65,6 +68,11 @@ class DataConfig:
         if self.partition == "file" and self.split == "same":
             raise ValueError(
                 "split 'same' cannot divide the test set like a file; name test samples in the file instead"
+            )
+        if self.copies and (self.split == "ratio" or self.partition == "file"):
+            raise ValueError(
+                "copies: with split 'ratio' a copy might be tested on, and a partition file names each sample once; "
+                "use split 'label_mix' or 'same', and another partition"
             )
         least = 2 if self.split == "ratio" else 1
         if self.samples_per_client is not None and self.samples_per_client < least:
@@ -113,7 +121,9 @@ class Fleet:
         return np.stack([np.bincount(y[getattr(p, purpose)], minlength=self.dataset.classes) for p in self.parts])
 
     def save(self, path: Path) -> None:
-        """Write who holds what to a file that partition 'file' reads."""
+        """Write who holds what to a file that partition 'file' reads; it names each sample once."""
+        if self.config.copies:
+            raise ValueError("copies: a partition file names each sample once; divide without copies to write one")
         partition.save_partition(path, self.parts, source=self.dataset.name, samples=len(self.dataset))
 
     def _samples(self, index: np.ndarray) -> Samples:
@@ -124,7 +134,19 @@ class Fleet:
 def build(config: DataConfig, seed: int, root: Path | None = None) -> Fleet:
     """The fleet of a configuration and a seed, the same in any process."""
     dataset = load(config.source, root, vocabulary=config.vocabulary, length=config.length)
-    return divide(dataset, config, seed)
+    return divide(dataset if config.side is None else resized(dataset, config.side), config, seed)
+
+
+def resized(dataset: Dataset, side: int) -> Dataset:
+    """The data set with square pictures of another size, interpolated linearly."""
+    if not dataset.prepare.mean:
+        raise ValueError(f"side {side} is for pictures, which {dataset.name} does not hold; leave it out")
+    x = dataset.x.new_empty((len(dataset), side, side, dataset.x.shape[3]))
+    for start in range(0, len(x), 1024):  # as floats they are four times as large
+        pictures = dataset.x[start : start + 1024].permute(0, 3, 1, 2).float()
+        larger = F.interpolate(pictures, (side, side), mode="bilinear", antialias=True)
+        x[start : start + 1024] = larger.round_().clamp_(0, 255).permute(0, 2, 3, 1).to(torch.uint8)
+    return replace(dataset, x=x, shape=(dataset.shape[0], side, side))
 
 
 def divide(dataset: Dataset, config: DataConfig, seed: int) -> Fleet:
@@ -181,10 +203,17 @@ def _check(parts: Parts, least: int, what: str, names: Sequence[str]) -> None:
 def _candidates(dataset: Dataset, config: DataConfig, rng: Rng) -> np.ndarray:
     """The numbers of the samples that are divided."""
     count = len(dataset) if config.pool else dataset.train
-    if config.sample_share == 1:
-        return np.arange(count)
-    chosen = max(1, round(config.sample_share * count))
-    return np.sort(rng("share").numpy().permutation(count)[:chosen])
+    chosen = np.arange(count)
+    if config.sample_share < 1:
+        chosen = np.sort(rng("share").numpy().permutation(count)[: max(1, round(config.sample_share * count))])
+    if not config.copies:
+        return chosen
+    if len(config.copies) != dataset.classes:
+        raise ValueError(
+            f"copies: {len(config.copies)} numbers; {dataset.name} needs {dataset.classes}, "
+            f"for {', '.join(dataset.class_names)}"
+        )
+    return np.repeat(chosen, np.array(config.copies)[dataset.y.numpy()[chosen]])
 
 
 def _by_label(dataset: Dataset, config: DataConfig, rng: Rng) -> tuple[Parts, Parts | None]:

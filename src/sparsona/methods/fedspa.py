@@ -119,7 +119,7 @@ class FedSpa(Training):
         return theta
 
     def notes(self, client: Client, ctx: Ctx) -> dict[str, float]:
-        return {"density": masks.density(ctx.layout, client.mask)}
+        return {"sparsity": 1 - masks.density(ctx.layout, client.mask)}
 
     def shared(self, server: Server) -> Vector:
         return server.theta
