@@ -31,7 +31,10 @@ NO_FLOWER = "not measured (needs Flower: `make bench` installs it)"
 FAILED = "failed"
 
 ON_DATA = {  # what a benchmark leaves out without Fashion-MNIST
-    "memory.py": ("memory: 2,000 clients with a personal LeNet each, peak of all processes and state on disk",),
+    "memory.py": (
+        "memory: 2,000 clients with a personal LeNet each, peak of all processes and state on disk",
+        "memory: 100 peers with a ResNet-18 each at density 0.5",
+    ),
     "throughput.py": (
         "throughput: cnn and lenet, pool engine over a bare PyTorch loop",
         "throughput: cnn and lenet, pool over Flower's simulator",
@@ -47,7 +50,7 @@ HOW = """\
 - **memory** ([memory.py](../benchmarks/memory.py)): a merge runs in a fresh process that takes in updates made one by
   one, and the figure is how far the peak of its resident memory rises. The fleet is a whole run (Ditto, two rounds with
   all 2,000 clients, then a test of all) in the pool engine with two workers; every 50 ms the memory of all its
-  processes is added up, with shared pages counted once.
+  processes is added up, with shared pages counted once. The peers are a round of DA-DPFL with ten neighbours and waits.
 - **throughput** ([throughput.py](../benchmarks/throughput.py)): 100 clients, 10 per round, 600 Fashion-MNIST samples
   each, batch 32, one epoch of SGD, two cores. Ours is the pool engine with encoding, byte counts and a checkpoint every
   round. The bare loop is plain PyTorch in two processes that do the same steps and nothing else; the two take turns

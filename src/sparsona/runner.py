@@ -341,6 +341,9 @@ class _Loop:
         write(state / "server.safetensors", dumps(server))
         for k in store.clients():
             write(state / f"client-{k:05d}.safetensors", store.client(k) or b"")
+        if not isinstance(self.device.method, StarMethod):
+            for k in range(self.fleet.clients):  # among peers, weights lie in what each told last
+                write(state / f"client-{k:05d}.message", store.mail(k, self.recipe.rounds)[0])
         if self.recipe.results.models:
             self._models(store, server, path / "models")
         if self.recipe.results.figures:

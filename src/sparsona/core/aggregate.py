@@ -8,7 +8,7 @@ FedPSE's element-wise aggregation, pFedGate's blocks, PerFedMask's trained layer
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import repeat
 
 import torch
@@ -48,14 +48,23 @@ class OverlapMean:
 
     def __init__(self, dim: int) -> None:
         self._sum = torch.zeros(dim, dtype=torch.float64)
-        self._weight = torch.zeros(dim, dtype=torch.float64)
+        self._ones = torch.zeros(dim, dtype=torch.uint8)  # contributions of weight 1, which are counted fast
+        self._pending = 0  # how many of them, so that no count runs over
+        self._weight: Tensor | None = None  # what the others weigh
         self._added = 0
 
     def add(self, values: Tensor, mask: Mask, weight: float = 1.0) -> None:
         """Take in what a vector [d] has at the ones of the mask, or only the values at those ones."""
         _add(self._sum, values, weight, mask)
-        for start in range(0, mask.numel(), _CHUNK):
-            self._weight[start : start + _CHUNK].add_(mask[start : start + _CHUNK], alpha=weight)
+        if weight == 1:
+            self._ones.add_(mask.view(torch.uint8))
+            self._pending += 1
+        else:
+            self._weigh(mask, weight)
+        if self._pending == 255:
+            self._weigh(self._ones, 1.0)
+            self._ones.zero_()
+            self._pending = 0
         self._added += 1
 
     def value(self, otherwise: Vector | None = None) -> Vector:
@@ -65,8 +74,20 @@ class OverlapMean:
         _not_empty(self._added)
         if otherwise is not None and otherwise.shape != self._sum.shape:
             raise ValueError(f"otherwise: shape {tuple(otherwise.shape)}; {tuple(self._sum.shape)} is needed")
-        mean = (self._sum / self._weight).float()
-        return torch.where(self._weight > 0, mean, torch.zeros(()) if otherwise is None else otherwise)
+        out = torch.empty(len(self._sum))
+        for here in _chunks(len(out)):
+            weight = self._ones[here].double()
+            if self._weight is not None:
+                weight += self._weight[here]
+            rest = torch.zeros(()) if otherwise is None else otherwise[here]
+            out[here] = torch.where(weight > 0, (self._sum[here] / weight).float(), rest)
+        return out
+
+    def _weigh(self, held: Tensor, weight: float) -> None:
+        if self._weight is None:
+            self._weight = torch.zeros_like(self._sum)
+        for here in _chunks(len(held)):
+            self._weight[here].add_(held[here].double(), alpha=weight)
 
 
 def mean(vectors: Iterable[Vector]) -> Vector:
@@ -103,17 +124,23 @@ def overlap_mean(
 def _add(total: Tensor, values: Tensor, weight: float, mask: Mask | None) -> None:
     """Add weighted values to a running sum, in place."""
     packed = _check(total.numel(), values, weight, mask)
+    spread = torch.zeros(min(_CHUNK, total.numel()), dtype=torch.float64) if packed else total
     taken = 0
-    for start in range(0, total.numel(), _CHUNK):
-        here = slice(start, start + _CHUNK)
+    for here in _chunks(total.numel()):
+        part = total[here]
         if mask is None:
-            total[here].add_(values[here].double(), alpha=weight)  # faster than adding mixed types
-        elif packed:
-            at = places(mask[here])
-            total[here].index_add_(0, at, values[taken : taken + len(at)].double(), alpha=weight)
+            part.add_(values[here].double(), alpha=weight)  # faster than adding mixed types
+        elif packed:  # spread out, then added: faster than adding place by place
+            at, room = places(mask[here]), spread[: len(part)]
+            room.zero_().index_copy_(0, at, values[taken : taken + len(at)].double())
+            part.add_(room, alpha=weight)
             taken += len(at)
         else:
-            total[here].add_(torch.where(mask[here], values[here], 0), alpha=weight)
+            part.add_(torch.where(mask[here], values[here], 0), alpha=weight)
+
+
+def _chunks(size: int) -> Iterator[slice]:
+    return (slice(start, start + _CHUNK) for start in range(0, size, _CHUNK))
 
 
 def _check(dim: int, values: Tensor, weight: float, mask: Mask | None) -> bool:
