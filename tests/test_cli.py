@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 from rich.console import Console
-from typer.testing import CliRunner
 
+from command import call, enter, ok, refused
 from sparsona import cli
 from sparsona.config import METHODS, recipe_names, to_toml
 from sparsona.models import MODELS
@@ -49,34 +48,8 @@ class Net(nn.Module):
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty current folder, with nothing of the machine's own settings."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SPARSONA_DATA", raising=False)
-    monkeypatch.setenv("COLUMNS", "120")
+    enter(tmp_path, monkeypatch)
     return tmp_path
-
-
-def call(*arguments: str) -> Result:
-    done = CliRunner().invoke(cli.app, list(arguments))
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done
-
-
-def ok(*arguments: str) -> Result:
-    done = call(*arguments)
-    assert done.exit_code == 0, done.output
-    return done
-
-
-def refused(*arguments: str, code: int = 2) -> str:
-    """The one line that a command ends with."""
-    done = call(*arguments)
-    assert done.exit_code == code
-    assert not done.stdout
-    line = done.stderr.removeprefix("error: ")
-    assert line != done.stderr
-    assert line.count("\n") == 1
-    return line.strip()
 
 
 def saved(path: str, **changes: Any) -> str:
@@ -174,6 +147,14 @@ def test_a_file_of_ones_own_goes_to_the_next_free_folder() -> None:
     assert got["folder"] == got["runs"][0]["run"] == "runs/mine-2"
     assert "comparison" not in got
     assert Run.open("runs/mine-2").recipe.seed == 2
+
+
+def test_a_single_variant_is_named_after_recipe_and_variant() -> None:
+    done = ok("run", "quickstart", *TINY, "results.figures=false", "--only", "alone", "--json")
+    assert json.loads(done.stdout)["folder"] == "runs/quickstart-alone-1"
+    assert Run.open("runs/quickstart-alone-1").summary["name"] == "quickstart-alone"
+    text = refused("run", "quickstart", "variants.shared.seed=2", "--only", "alone,tuned")
+    assert text == "variants.shared.seed: variant shared is left out by only alone, tuned"
 
 
 def test_a_name_in_brackets_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from sparsona.costs import Device
 from sparsona.engines.device import Score
 from sparsona.evaluate import metrics
 from sparsona.results import Journal, Run, RunError, summarise, write
+from sparsona.sheet import amount, flop_unit
 from sparsona.simulate import waiting
 
 Scores = Mapping[int, tuple[int, int]]  # client -> correct, samples
@@ -429,11 +430,11 @@ def test_workers_do_not_load_matplotlib_and_nobody_loads_pyplot(runs: list[Run])
     [(0, "0"), (0.01234, "0.0123"), (1, "1.00"), (9.87654, "9.88"), (12.34, "12.3"), (-22.25, "-22.2")],
 )
 def test_amounts(value: float, text: str) -> None:
-    assert report._amount(value) == text
+    assert amount(value) == text
 
 
 @pytest.mark.parametrize(
     ("flops", "unit"), [(0, "GFLOP"), (5e6, "MFLOP"), (5e9, "GFLOP"), (5e12, "GFLOP"), (5e13, "TFLOP"), (5e16, "PFLOP")]
 )
 def test_flop_units(flops: float, unit: str) -> None:
-    assert report._flop_unit(flops)[1] == unit
+    assert flop_unit(flops)[1] == unit

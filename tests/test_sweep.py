@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 from rich.console import Console
-from typer.testing import CliRunner
 
+from command import call, contents, enter, ok, refused
 from small import recipe
-from sparsona import cli, sweep
+from sparsona import sweep
 from sparsona.config import METHODS, RecipeError, options, tables, to_toml
 from sparsona.results import Run, RunError
 from sparsona.sweep import Setting, Sweep, plan, table
@@ -26,40 +25,12 @@ from test_report import DITTO, FEDAVG, PNG, make
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A current folder with two tiny recipes, one of them with variants."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SPARSONA_DATA", raising=False)
-    monkeypatch.setenv("COLUMNS", "140")
+    enter(tmp_path, monkeypatch)
     raw = tables(recipe(rounds=2, evaluate={"points": ["before"]}, data={"clients": 4, "sample_share": 0.2}))
     Path("small.toml").write_text(to_toml(raw))
     ways = {"shared": {"method": {"name": "fedavg"}}, "own": {"method": {"name": "ditto"}}}
     Path("two.toml").write_text(to_toml(raw | {"name": "two", "variants": ways}))
     return tmp_path
-
-
-def call(*arguments: str) -> Result:
-    done = CliRunner().invoke(cli.app, ["sweep", *arguments] if arguments[0] != "resume" else list(arguments))
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done
-
-
-def ok(*arguments: str) -> Result:
-    done = call(*arguments)
-    assert done.exit_code == 0, done.output
-    return done
-
-
-def refused(*arguments: str) -> str:
-    done = call(*arguments)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    return done.stderr.removeprefix("error: ").strip()
-
-
-def contents(top: Path) -> dict[str, tuple[bytes, int]]:
-    """All files below a folder, with when they were written."""
-    files = [p for p in top.rglob("*") if p.is_file()]
-    return {p.relative_to(top).as_posix(): (p.read_bytes(), p.stat().st_mtime_ns) for p in files}
 
 
 # -- what is listed --------------------------------------------------------------------------------------------------
@@ -177,9 +148,9 @@ def test_variants_are_multiplied_by_what_concerns_them() -> None:
 )
 def test_what_cannot_be_run_is_told_before_anything_is(folder: Path, arguments: list[str], text: str) -> None:
     before = contents(folder)
-    assert text in refused("small.toml", *arguments)
+    assert text in refused("sweep", "small.toml", *arguments)
     assert contents(folder) == before
-    done = call("small.toml", *arguments, "--json")
+    done = call("sweep", "small.toml", *arguments, "--json")
     assert done.exit_code == 2
     assert text in json.loads(done.stdout)["error"]
 
@@ -191,6 +162,8 @@ def test_errors_of_variants_name_the_variant() -> None:
         plan("two.toml", ["variants.won.seed=1,2"])
     with pytest.raises(RecipeError, match=r"variants\.own: must be variants\.NAME\.KEY"):
         plan("two.toml", ["variants.own=1,2"])
+    with pytest.raises(RecipeError, match=r"variants\.own\.seed: variant own is left out by only shared"):
+        plan("two.toml", ["variants.own.seed=1,2"], ["shared"])
     with pytest.raises(RecipeError, match=r"make 2,000 runs: must be at most 1,000"):
         plan("two.toml", [f"seed={','.join(map(str, range(1000)))}"])
 
@@ -214,7 +187,7 @@ def some(folder: Path, **more: Any) -> tuple[list[Run], Sweep]:
 
 def test_rows_are_means_and_deviations_worked_out_by_hand(folder: Path) -> None:
     runs, made = some(folder, target=0.65)
-    three, one = table(runs, made).json()
+    three, one = table(made.of(runs)).json()
     mean = (0.7 + 0.6 + 0.725) / 3
     assert three["group"] == "lr=0.1"
     assert (three["variant"], three["method.lr"], three["seeds"]) == (None, 0.1, 3)
@@ -232,7 +205,7 @@ def test_rows_are_means_and_deviations_worked_out_by_hand(folder: Path) -> None:
 
 def test_tables_for_reading_and_for_machines(folder: Path) -> None:
     runs, made = some(folder, target=0.65)
-    told = table(runs, made)
+    told = table(made.of(runs))
     assert told.markdown() == (
         "| lr | seeds | accuracy % | bottom decile % | best % | rounds to 65 % | MB wire | MB paper | GFLOP |\n"
         "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
@@ -255,10 +228,12 @@ def test_tables_for_reading_and_for_machines(folder: Path) -> None:
 
 
 def test_a_target_that_none_reached(folder: Path) -> None:
-    told = table(*some(folder, target=0.9))
+    runs, made = some(folder, target=0.9)
+    told = table(made.of(runs))
     assert told.markdown().count("| not reached |") == 2
     assert [row["rounds_to_target_mean"] for row in csv.DictReader(io.StringIO(told.csv()))] == ["not reached"] * 2
-    assert "rounds to" not in table(*some(folder / "none")).markdown()
+    runs, made = some(folder / "none")
+    assert "rounds to" not in table(made.of(runs)).markdown()
 
 
 def test_groups_are_told_apart_by_variant_and_by_values_of_any_kind(folder: Path) -> None:
@@ -269,7 +244,7 @@ def test_groups_are_told_apart_by_variant_and_by_values_of_any_kind(folder: Path
         "d": Setting("two", {"seed": 1}),
     }
     made = Sweep(settings)
-    told = table([make(folder / name, FEDAVG) for name in settings], made, folder / "out")
+    told = table(made.of(make(folder / name, FEDAVG) for name in settings), folder / "out")
     assert [(r["group"], r["seeds"]) for r in told.json()] == [("one x=[1, 2]", 2), ("one x=1|2", 1), ("two", 1)]
     assert "| one | [1, 2] | 2 | 70.00 ± 0.00 |" in told.markdown()
     assert "| one | 1\\|2 | 1 | 70.00 |" in told.markdown()
@@ -280,19 +255,19 @@ def test_groups_are_told_apart_by_variant_and_by_values_of_any_kind(folder: Path
 def test_what_was_never_tested_is_left_out_and_told(folder: Path) -> None:
     runs, made = some(folder)
     runs[1] = make(folder / "new" / "lr=0.1 seed=2", [None])
-    told = table(runs, made)
+    told = table(made.of(runs))
     assert told.json()[0]["seeds"] == 2
     assert "no client was ever tested in lr=0.1 seed=2: left out" in told.notes
-    assert table(runs[1:2], made, folder / "out").rows == ()
+    assert table(made.of(runs[1:2]), folder / "out").rows == ()
     assert not (folder / "out").exists()
     with pytest.raises(RunError, match="is not of this sweep"):
-        table([make(folder / "other", FEDAVG)], made)
+        made.of([make(folder / "other", FEDAVG)])
 
 
 def test_different_evaluation_points_are_told(folder: Path) -> None:
     runs, made = some(folder)
     runs[3] = make(folder / "new" / "lr=0.5 seed=1", FEDAVG, points=["after"])
-    assert table(runs, made).notes[-1] == (
+    assert table(made.of(runs)).notes[-1] == (
         "accuracy is before local training in lr=0.1, but after local training in lr=0.5"
     )
 
@@ -312,7 +287,7 @@ def test_the_sweep_as_a_file(folder: Path) -> None:
 
 def test_figures_are_written_the_same_twice(folder: Path) -> None:
     runs, made = some(folder, target=0.65)
-    one, two = (table(runs, made, folder / "out" / name) for name in "ab")
+    one, two = (table(made.of(runs), folder / "out" / name) for name in "ab")
     assert [f.name for f in one.files] == [
         "sweep.csv",
         "sweep.md",
@@ -328,7 +303,7 @@ def test_figures_are_written_the_same_twice(folder: Path) -> None:
     assert "![sweep-bytes](sweep-bytes.png)" in one.files[1].read_text()
     (folder / "file").write_text("")
     with pytest.raises(RunError, match="cannot write the tables of the sweep into"):
-        table(runs, made, folder / "file")
+        table(made.of(runs), folder / "file")
 
 
 @pytest.mark.parametrize(
@@ -360,7 +335,7 @@ def test_lines_are_spread_over_as_few_panels_as_can_be_read(sizes: tuple[int, ..
 
 def test_a_sweep_from_command_to_table_and_on(folder: Path) -> None:
     command = ["small.toml", "method.lr=0.05,0.2", "seed=1,2", "evaluate.target=0.2"]
-    done = ok(*command)
+    done = ok("sweep", *command)
     top = folder / "runs" / "small-sweep-1"
     names = ["lr=0.05 seed=1", "lr=0.05 seed=2", "lr=0.2 seed=1", "lr=0.2 seed=2"]
     assert {p.name for p in top.iterdir()} == {"plan.json", "sweep.json", "compare", *names}
@@ -387,7 +362,7 @@ def test_a_sweep_from_command_to_table_and_on(folder: Path) -> None:
     before = contents(top)
     for path in sorted((top / names[1]).rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
-    again = ok(*command)
+    again = ok("sweep", *command)
     assert "runs/small-sweep-1 holds this sweep, 3 of 4 runs done: going on with it\n" in again.stderr
     assert [line for line in again.stderr.splitlines() if line.startswith("run ")] == [f"run 2 of 4: {names[1]}"]
     assert again.stdout == done.stdout
@@ -401,9 +376,9 @@ def test_a_sweep_from_command_to_table_and_on(folder: Path) -> None:
     assert not (folder / "runs" / "small-sweep-2").exists()
 
     # so do the same folder, and resume
-    assert ok(*command, "--out", "runs/small-sweep-1").stdout == done.stdout
+    assert ok("sweep", *command, "--out", "runs/small-sweep-1").stdout == done.stdout
     (top / "sweep.json").unlink()  # killed just before it was written
-    got = json.loads(ok(*command, "--json").stdout)
+    got = json.loads(ok("sweep", *command, "--json").stdout)
     assert set(got) == {"folder", "rows", "notes", "comparison"}
     assert [str(row["accuracy_mean"]) for row in got["rows"]] == [row["accuracy_mean"] for row in rows]
     assert json.loads(ok("resume", "runs/small-sweep-1", "--json").stdout) == got
@@ -412,20 +387,100 @@ def test_a_sweep_from_command_to_table_and_on(folder: Path) -> None:
     assert resumed.stderr.count("already done") == 4
 
     # another sweep is another folder
-    assert "runs/small-sweep-1 holds other runs" in refused("small.toml", "seed=1,2", "--out", "runs/small-sweep-1")
-    assert "it is not empty" in refused("small.toml", "seed=1,2", "--out", "runs")
-    assert json.loads(ok("small.toml", "rounds=1", "--json").stdout)["folder"] == "runs/small-sweep-2"
+    told = refused("sweep", "small.toml", "seed=1,2", "--out", "runs/small-sweep-1")
+    assert told == (
+        'runs/small-sweep-1 holds another sweep: its run "lr=0.05 seed=1" is not among these: method.lr is 0.05 there, '
+        "but 0.1 here; choose another folder, or go on with what is there: sparsona resume runs/small-sweep-1"
+    )
+    assert "it is not empty" in refused("sweep", "small.toml", "seed=1,2", "--out", "runs")
+    assert json.loads(ok("sweep", "small.toml", "rounds=1", "--json").stdout)["folder"] == "runs/small-sweep-2"
     (top / "sweep.json").write_text("{")
     assert "sweep.json is damaged" in refused("resume", "runs/small-sweep-1")
 
 
-def test_other_commands_take_a_sweep_as_they_take_any_runs(folder: Path) -> None:
-    ok("small.toml", "seed=1,2", "rounds=1", "--out", "s")
-    for command in (["compare", "s"], ["show", "s"], ["compare", *(str(p) for p in Path("s").iterdir()), "--out", "c"]):
-        done = CliRunner().invoke(cli.app, command)
-        assert done.exit_code == 0, done.output
-        assert "seed=2" in done.stdout
-    assert {"sweep.csv", "sweep-rounds.png", "compare.csv", "gain.png"} <= {p.name for p in Path("s/compare").iterdir()}
+def test_a_sweep_is_extended_by_values_seeds_and_variants(folder: Path) -> None:
+    few = ["rounds=1", "results.figures=false", "--out", "s"]
+    ok("sweep", "two.toml", *few, "--only", "own")
+    before = contents(folder / "s" / "own")
+    done = ok("sweep", "two.toml", "seed=7,1", *few, "--only", "own")  # 7 is the recipe's own
+    assert "s holds this sweep, 1 of 1 runs done: going on with it, and adding 1\n" in done.stderr
+    assert [line for line in done.stderr.splitlines() if line.startswith("run ")] == ["run 2 of 2: own seed=1"]
+    ok("sweep", "two.toml", "seed=1,7", *few)
+    got = json.loads(ok("sweep", "two.toml", "variants.own.method.pull=0.5,0.1", "seed=1,7", *few, "--json").stdout)
+    assert [(r["variant"], r["method.pull"], r["seeds"]) for r in got["rows"]] == [
+        ("shared", None, 2),
+        ("own", 0.5, 2),  # 0.5 is the method's own
+        ("own", 0.1, 2),
+    ]
+    assert contents(folder / "s" / "own") == before
+    names = {"own", "own seed=1", "shared seed=1", "shared seed=7", "own pull=0.1 seed=1", "own pull=0.1 seed=7"}
+    assert {p.name for p in (folder / "s").iterdir() if p.is_dir()} == names | {"compare"}
+    assert json.loads(ok("resume", "s", "--json").stdout) == got
+    all_files = contents(folder / "s")
+    assert 'its run "shared seed=1" is not among these: seed is 1 there, but 2 here' in refused(
+        "sweep", "two.toml", "seed=2,7", *few
+    )
+    told = refused("sweep", "two.toml", "seed=1,7", "rounds=2", *few[1:])
+    assert 'its run "shared seed=1" is not among these: rounds is 1 there, but 2 here' in told
+    assert "method.pull is 0.1 there, but 0.5 here" in refused("sweep", "two.toml", "seed=1,7", *few)
+    assert "data.samples_per_client is not set there, but 9 here" in refused(
+        "sweep", "two.toml", "variants.own.method.pull=0.5,0.1", "seed=1,7", "data.samples_per_client=9", *few
+    )
+    assert contents(folder / "s") == all_files
+
+
+def test_new_runs_never_take_a_folder_that_is_there() -> None:
+    plan_of = lambda *changes: plan("small.toml", [f"description={','.join(changes)}"])  # noqa: E731
+    known, _ = plan_of("a/b", "c")
+    grown, made = sweep.extended(*plan_of("a:b", "A/B", "a/b", "c"), known)
+    assert {name: r.description for name, r in grown.items()} == {
+        "description=a-b (2)": "a:b",
+        "description=A-B (2) (2)": "A/B",
+        "description=a-b": "a/b",
+        "description=c": "c",
+    }
+    assert list(made.runs) == list(grown)
+
+
+def test_a_plan_killed_while_it_was_extended_goes_on(folder: Path) -> None:
+    few = ["rounds=1", "results.figures=false", "--out", "s"]
+    ok("sweep", "small.toml", "seed=1,2", *few)
+    plan_before = Path("s/plan.json").read_bytes()
+    done = ok("sweep", "small.toml", "seed=1,2,3", *few)
+    Path("s/plan.json").write_bytes(plan_before)  # the description was written, the plan was not
+    assert [row["seeds"] for row in json.loads(ok("resume", "s", "--json").stdout)["rows"]] == [2]
+    assert ok("sweep", "small.toml", "seed=1,2,3", *few).stdout == done.stdout
+    Path("s/plan.json").write_text("{")
+    assert "plan.json is damaged" in refused("sweep", "small.toml", "seed=1,2,3", *few)
+
+
+def test_sweeps_are_compared_by_their_means(folder: Path) -> None:
+    few = ["rounds=1", "results.figures=false"]
+    swept = ok("sweep", "small.toml", "seed=1,2", *few, "--out", "s").stdout
+    ok("sweep", "two.toml", "seed=1,2", *few, "--out", "deep/s")
+    ok("run", "small.toml", "rounds=2", "results.figures=false", "--out", "r")
+    assert ok("compare", "s").stdout == swept.replace("results: s\n", "")
+    assert "s/compare" in swept
+    got = json.loads(ok("compare", "s", "deep/s", "r", "--json", "--device", "gbit_per_s=0.001").stdout)
+    assert set(got) == {"rows", "notes", "folder", "device"}
+    top = folder.name
+    assert [(row["variant"], row["seeds"]) for row in got["rows"]] == [
+        (f"{top}/s", 2),
+        ("deep/s/shared", 2),
+        ("deep/s/own", 2),
+        ("r", 1),
+    ]
+    summaries = [Run.open(f"s/seed={seed}").summary for seed in (1, 2)]
+    assert got["rows"][0]["accuracy_mean"] == pytest.approx(sum(s["accuracy"] for s in summaries) / 2)
+    assert all(row["cost_seconds_mean"] > 0 for row in got["rows"])
+    assert f"the runs differ in rounds: 1 in {top}/s, 1 in deep/s/shared, 1 in deep/s/own, 2 in r" in got["notes"]
+    assert (folder / "comparison" / "sweep.csv").is_file()
+    assert "s/seed=1 is given twice" in refused("compare", "s", "s/seed=1")
+    assert "target = 2.0: must be more than 0 and at most 1" in refused("compare", "s", "--target", "2")
+    # run by run, if that is asked for
+    for command in (["show", "s"], ["compare", *(str(p) for p in Path("s").iterdir()), "--out", "c"]):
+        assert "seed=2" in ok(*command).stdout
+    assert (folder / "c" / "gain.png").is_file()
 
 
 def test_an_interrupted_run_goes_on_from_its_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,16 +494,16 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(folder: Path, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(METHODS["ditto"], "merge", merge)
-        done = call(*command, "--out", "a")
+        done = call("sweep", *command, "--out", "a")
     assert done.exit_code == 1
     assert done.stderr.endswith("error: stopped; what was done is saved, go on with: sparsona resume a\n")
     assert len(Run.open("a/own pull=0.1").rounds) == 1
     assert not Path("a/own pull=0.5").exists()
     shared = contents(folder / "a" / "shared")
-    went_on = ok(*command, "--out", "a")
+    went_on = ok("sweep", *command, "--out", "a")
     assert contents(folder / "a" / "shared") == shared
     assert "own pull=0.1: round 1/2" not in went_on.stderr
-    rows = json.loads(ok(*command, "--out", "b", "--json").stdout)["rows"]
+    rows = json.loads(ok("sweep", *command, "--out", "b", "--json").stdout)["rows"]
     assert [(r["variant"], r["method.pull"], r["seeds"]) for r in rows] == [
         ("shared", None, 1),
         ("own", 0.1, 1),
@@ -461,13 +516,13 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(folder: Path, monkeypatc
 
 def test_a_sweep_in_which_nobody_is_tested_still_ends_well() -> None:
     wild = ["method.lr=1e30", "method.epochs=3", "evaluate.points=['after']", "seed=1,2"]
-    done = ok("small.toml", *wild)
+    done = ok("sweep", "small.toml", *wild)
     assert "no client was ever tested in any of the runs\nresults: runs/small-sweep-1\n" in done.stdout
-    got = json.loads(ok("small.toml", *wild, "--json").stdout)
+    got = json.loads(ok("sweep", "small.toml", *wild, "--json").stdout)
     assert got["rows"] == []
     assert "comparison" not in got
 
 
 def test_help_has_examples() -> None:
-    text = re.sub(r"\s+", " ", ok("--help").stdout)
+    text = re.sub(r"\s+", " ", ok("sweep", "--help").stdout)
     assert "sparsona sweep quickstart method.lr=0.05,0.1 seed=1,2,3" in text

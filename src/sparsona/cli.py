@@ -13,8 +13,8 @@ import sys
 import time
 import typing
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -50,13 +50,16 @@ from sparsona.engines.pool import WorkerDied
 from sparsona.engines.store import StoreError
 from sparsona.methods import METHODS
 from sparsona.models import MODELS
+from sparsona.reproduce import TABLE, Reproduction, load_table, result, table_names
+from sparsona.reproduce import plan as plan_table
 from sparsona.results import Run, RunError, plain, vacant, write
 from sparsona.runner import Progress as Step
 from sparsona.runner import prepare, verify
 from sparsona.runner import resume as resume_run
 from sparsona.runner import run as run_recipe
+from sparsona.sheet import Sheet
 from sparsona.simulate import Estimate, Pick, Waiting, at_once, waiting
-from sparsona.sweep import SWEEP, Sweep
+from sparsona.sweep import SWEEP, Setting, Sweep, difference, extended
 from sparsona.sweep import plan as plan_sweep
 from sparsona.sweep import table as sweep_table
 
@@ -117,16 +120,16 @@ def run(
     with _errors(as_json):
         changes = [*(overrides or ()), *([] if model is None else [f"model.name={json.dumps(model)}"])]
         plan = load(recipe, changes, _listed(only))
-        first = next(iter(plan.values()))
+        variant, first = next(iter(plan.items()))
+        if only is not None and len(plan) == 1:
+            first = dataclasses.replace(first, name=f"{first.name}-{variant}"[:100])
         target = folder or _free(Path("runs"), first.name)
         vacant(target)
         if len(plan) == 1:
             runs = [_run(first, target, data_dir, as_json)]
         else:
-            _try(plan.values(), data_dir)
-            with _writing(target):
-                target.mkdir(parents=True, exist_ok=True)
-                write(target / "plan.json", json.dumps({name: tables(r) for name, r in plan.items()}, indent=1) + "\n")
+            _try(plan, data_dir)
+            _write_plan(target, plan)
             runs = _run_plan(target, data_dir, as_json)
         _end(runs, target, as_json)
 
@@ -151,29 +154,72 @@ def sweep(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Run all combinations of the values listed, and tell means and deviations over seeds; again to go on."""
+    """Run all combinations of values listed and tell means and deviations over seeds; again to go on or add more."""
     with _errors(as_json):
         if goal is not None and not 0 < goal <= 1:
             raise RecipeError(f"target = {goal}: must be above 0 and at most 1")
         plan, made = plan_sweep(recipe, overrides or (), _listed(only))
-        written = {name: tables(r) for name, r in plan.items()}
-        target, known = _sweep_folder(folder, next(iter(plan.values())).name, written)
-        if not known:
-            _try(plan.values(), data_dir)
-        elif not as_json:
-            done = sum(Run(target / name).finished for name in plan)
-            err.print(
-                f"{target} holds this sweep, {done} of {len(plan)} runs done: going on with it",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
-        with _writing(target):
-            target.mkdir(parents=True, exist_ok=True)
-            if not known:
-                write(target / "plan.json", json.dumps(written, indent=1) + "\n")
-            write(target / SWEEP, made.json())
+        target = _sweep_folder(folder, plan, made)
+        known = _plan(target)
+        try:
+            plan, made = extended(plan, made, known)
+        except RunError as error:
+            again = f"choose another folder, or go on with what is there: sparsona resume {shlex.quote(str(target))}"
+            raise RunError(f"{target} holds another sweep: {error}; {again}") from error
+        added = len(plan) - len(known)
+        if added:
+            _try({name: recipe for name, recipe in plan.items() if name not in known}, data_dir)
+        if known and not as_json:
+            done = sum(Run(target / name).finished for name in known)
+            more = f", and adding {added}" if added else ""
+            _say(f"{target} holds this sweep, {done} of {len(known)} runs done: going on with it{more}")
+        _write_plan(target, plan, SWEEP, made.json())
         _end(_run_plan(target, data_dir, as_json), target, as_json, goal)
+
+
+@app.command(
+    epilog="Examples: sparsona reproduce | sparsona reproduce fedspa/table1 --only emnist,dst --seeds 1,2 | "
+    "sparsona reproduce dadpfl/table3 --rounds 50 --dry-run"
+)
+def reproduce(
+    table: Annotated[
+        str | None, typer.Argument(help="A table's name or a TOML file; without it, all names are listed.")
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option("--only", help="These columns and rows alone: names with commas between, or how columns begin."),
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds with commas between, instead of the table's own.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds of every run, instead of the recipes' own, to see something soon.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the runs; default runs/PAPER-TABLE.", show_default=False)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be run and what is done, no more.")] = (
+        False
+    ),
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Run a table of a paper from its recipes, and tell what is printed, what came out and the difference."""
+    with _errors(as_json):
+        if table is None:
+            found = {name: load_table(name) for name in table_names()}
+            _list(("table", "what it shows"), [(n, f"{t.source}: {t.title}") for n, t in found.items()], as_json)
+            return
+        chosen = None if seeds is None else _numbers("seeds", seeds)
+        plan, made = plan_table(table, _listed(only), chosen or (), rounds)
+        short = table.replace("/", "-") if table in table_names() else Path(table).stem
+        target = folder or Path("runs") / (short if rounds is None else f"{short}-{rounds}-rounds")
+        known = _plan(target)
+        made = _joined(target, known, plan, made)
+        if dry_run:
+            _dry_run(target, plan, as_json)
+            return
+        _try({name: recipe for name, recipe in plan.items() if name not in known}, data_dir)
+        _write_plan(target, known | plan, TABLE, made.json())
+        _end_table(_run_plan(target, data_dir, as_json, plan), target, as_json)
 
 
 @app.command(epilog="Example: sparsona resume runs/quickstart-1")
@@ -195,7 +241,7 @@ def resume(
     epilog="Examples: sparsona compare runs/quickstart-1 --target 0.9 | sparsona compare runs/a runs/b --out c"
 )
 def compare(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders; the first is the baseline.")],
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs or sweeps; the first run is the baseline.")],
     folder: Annotated[
         Path | None,
         typer.Option("--out", help="Where CSV, Markdown and PNGs go; default comparison, or in the one folder given."),
@@ -207,22 +253,34 @@ def compare(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare finished runs: one table, and CSV, Markdown and pictures in a folder."""
+    """Compare finished runs, and sweeps by means over seeds: one table, and CSV, Markdown and pictures in a folder."""
     with _errors(as_json):
         chosen = Device() if device is None else Device.parse(device)
         if folder is None:
             whole = len(folders) == 1 and (folders[0] / "plan.json").is_file()
             folder = folders[0] / COMPARISON if whole else Path("comparison")
-        runs = [Run.open(p) for p in _members(folders)]
-        for r in runs:
-            if r.summary["accuracy"] is None:
-                raise RunError(f"{r.path}: no client was ever tested in this run, so there is nothing to compare")
+        given = [(path, found) for path in folders if (found := [Run.open(p) for p in _members(path)])]
+        if not given:
+            raise RunError("none of the paths given is a run folder")
+        swept = any((path / SWEEP).is_file() for path, _ in given)
+        table: Sheet
         try:
-            table = report.compare(runs, folder, target=target, device=chosen)
+            if swept:
+                table = sweep_table(_settings(given), folder, target, None if device is None else chosen)
+            else:
+                runs = [run for _, found in given for run in found]
+                for run in runs:
+                    if run.summary["accuracy"] is None:
+                        raise RunError(
+                            f"{run.path}: no client was ever tested in this run, so there is nothing to compare"
+                        )
+                table = report.compare(runs, folder, target=target, device=chosen)
         except (KeyError, TypeError, IndexError) as error:
             raise RunError(f"one of these run folders is damaged: {type(error).__name__} {error}") from error
+        if not table.rows:
+            raise RunError("no client was ever tested in any of these runs, so there is nothing to compare")
         if as_json:
-            told = {"runs": table.json(), "notes": table.notes, "folder": str(folder)}
+            told = {"rows" if swept else "runs": table.json(), "notes": table.notes, "folder": str(folder)}
             _print(told | {"device": dataclasses.asdict(chosen)})
             return
         out.print(table.rich())
@@ -428,6 +486,11 @@ def _tell(text: str) -> None:
     out.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+def _say(text: str) -> None:
+    """Tell what goes on, beside the results."""
+    err.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def _listed(names: str | None) -> list[str]:
     """Names with commas between them, as a list."""
     return [] if names is None else [name.strip() for name in names.split(",")]
@@ -504,33 +567,60 @@ def _free(base: Path, name: str) -> Path:
     return base / f"{name}-{n}"
 
 
-def _sweep_folder(folder: Path | None, name: str, plan: dict[str, Any]) -> tuple[Path, bool]:
-    """Where a sweep is to go, and whether it is there already."""
+def _sweep_folder(folder: Path | None, plan: dict[str, Recipe], made: Sweep) -> Path:
+    """Where a sweep is to go: the folder given, where just these runs are already, or a new one."""
     if folder is None:
-        base = Path("runs")
+        base, name = Path("runs"), next(iter(plan.values())).name
         for path in sorted(base.iterdir() if base.is_dir() else (), key=lambda p: (len(p.name), p.name)):
-            if path.name.rstrip("0123456789") == f"{name}-sweep-" and _holds(path, plan):
-                return path, True
-        folder = _free(base, f"{name}-sweep")
-    elif (folder / "plan.json").is_file():
-        if not _holds(folder, plan):
-            again = f"sparsona resume {shlex.quote(str(folder))}"
-            raise RunError(f"{folder} holds other runs; choose another folder, or go on with those: {again}")
-        return folder, True
-    vacant(folder)
-    return folder, False
+            if path.name.rstrip("0123456789") == f"{name}-sweep-":
+                with suppress(RunError):
+                    if len(known := _plan(path)) == len(plan) and extended(plan, made, known):
+                        return path
+        return _free(base, f"{name}-sweep")
+    if not (folder / "plan.json").is_file():
+        vacant(folder)
+    return folder
 
 
-def _holds(folder: Path, plan: dict[str, Any]) -> bool:
-    try:
-        return bool(json.loads((folder / "plan.json").read_text(encoding="utf-8")) == plan)
-    except (OSError, ValueError):
-        return False
+def _joined(folder: Path, known: dict[str, Recipe], plan: dict[str, Recipe], made: Reproduction) -> Reproduction:
+    """A table's runs and those that its folder has already; raises RunError if the two do not go together."""
+    elsewhere = "choose another folder with --out"
+    if not (folder / "plan.json").is_file():
+        vacant(folder)
+    elif (folder / TABLE).is_file():
+        there = Reproduction.read(folder)
+        for what, then, now in (
+            ("the table", there.table.source, made.table.source),
+            ("the number of rounds", there.rounds or "the recipes' own", made.rounds or "the recipes' own"),
+        ):
+            if then != now:
+                raise RunError(f"{folder}: {what} is {then} there, but {now} here; {elsewhere}")
+        made = dataclasses.replace(made, runs={**there.runs, **made.runs})
+    elif not known.keys() <= plan.keys():
+        raise RunError(f"{folder} holds other runs; {elsewhere}")
+    for name, recipe in plan.items():
+        if known.get(name, recipe) != recipe:
+            told = difference(known[name], [recipe])
+            raise RunError(f"{folder}: its run {json.dumps(name)} is another: {told}; {elsewhere}")
+    return made
+
+
+def _write_plan(folder: Path, plan: dict[str, Recipe], name: str = "", text: str = "") -> None:
+    """Write which runs a folder is for and, of a sweep or a table, what each of them is there."""
+    raw = {run: tables(recipe) for run, recipe in plan.items()}
+    files = {"plan.json": json.dumps(raw, indent=1) + "\n"} | ({name: text} if name else {})
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        # killed between the two, a new folder is known by its plan, and in an old one each run planned is described
+        for file in reversed(files) if (folder / "plan.json").is_file() else files:
+            write(folder / file, files[file])
 
 
 def _plan(folder: Path) -> dict[str, Recipe]:
-    """The runs that a folder of several was made for."""
+    """The runs that a folder of several was made for; none if it is no such folder."""
     file = folder / "plan.json"
+    if not file.is_file():
+        return {}
     try:
         plan = {str(name): check(raw) for name, raw in json.loads(file.read_text(encoding="utf-8")).items()}
         for name in plan:
@@ -540,47 +630,62 @@ def _plan(folder: Path) -> dict[str, Recipe]:
         raise RunError(f"{file} is damaged: {error}") from error
 
 
-def _members(folders: Iterable[Path]) -> list[Path]:
-    """The run folders among the paths given; a folder of several stands for all of its runs."""
-    found = []
-    for folder in folders:
-        beside = folder.parent / "plan.json"
-        if (folder / "plan.json").is_file():
-            inside = [folder / name for name in _plan(folder)]
-            if not all((run / "recipe.toml").is_file() for run in inside):
-                raise RunError(f"{folder} is not finished, go on with: sparsona resume {shlex.quote(str(folder))}")
-            found += inside
-        # a shell that spells out runs/x/* also names plan.json and the comparison
-        elif not (folder.exists() and beside.is_file() and folder.name in ("plan.json", SWEEP, COMPARISON)):
-            found.append(folder)
-    if not found:
-        raise RunError("none of the paths given is a run folder")
+def _members(folder: Path) -> list[Path]:
+    """The run folders that a path stands for: itself, or all of its runs."""
+    if (folder / "plan.json").is_file():
+        inside = [folder / name for name in _plan(folder)]
+        if not all((run / "recipe.toml").is_file() for run in inside):
+            raise RunError(f"{folder} is not finished, go on with: sparsona resume {shlex.quote(str(folder))}")
+        return inside
+    # a shell that spells out runs/x/* also names plan.json and the comparison
+    beside = folder.exists() and (folder.parent / "plan.json").is_file()
+    return [] if beside and folder.name in ("plan.json", SWEEP, TABLE, COMPARISON) else [folder]
+
+
+def _settings(given: list[tuple[Path, list[Run]]]) -> dict[Run, Setting]:
+    """Runs by what sets them apart, in their sweep or as runs of their own; of several folders, also by the folder."""
+    names = report.folder_names([path for path, _ in given])
+    report.folder_names([run.path for _, runs in given for run in runs])  # refuses a run that is given twice
+    found: dict[Run, Setting] = {}
+    for name, (path, runs) in zip(names, given, strict=True):
+        swept = Sweep.read(path).of(runs) if (path / SWEEP).is_file() else {}
+        for run in runs:
+            setting = swept.get(run) or Setting(None if run.path == path else run.path.name, {})
+            if len(given) > 1:
+                setting = Setting("/".join(filter(None, [name, setting.variant])), setting.values)
+            found[run] = setting
     return found
 
 
-def _try(recipes: Iterable[Recipe], data_dir: Path | None) -> None:
+def _try(plan: Mapping[str, Recipe], data_dir: Path | None) -> None:
     """Build each different data set and model once, so that what cannot run is told before anything is written."""
-    groups: dict[Any, list[Recipe]] = {}
-    for recipe in recipes:
-        groups.setdefault((recipe.data, recipe.seed, recipe.model), []).append(recipe)
+    groups: dict[Any, list[str]] = {}
+    for name, recipe in plan.items():
+        groups.setdefault((recipe.data, recipe.seed, recipe.model), []).append(name)
     with err.status("checking data and models"):
-        for group in groups.values():
-            device, fleet = prepare(group[0], data_dir)
-            for recipe in group:
-                verify(recipe, device, fleet)
+        for names in groups.values():
+            name = names[0]
+            try:
+                device, fleet = prepare(plan[name], data_dir)
+                for name in names:
+                    verify(plan[name], device, fleet)
+            except ValueError as error:
+                raise RecipeError(f"{name}: {error}") from error
 
 
-def _run_plan(folder: Path, data_dir: Path | None, as_json: bool) -> list[Run]:
-    """Run what a plan still lacks."""
+def _run_plan(folder: Path, data_dir: Path | None, as_json: bool, only: Collection[str] = ()) -> list[Run]:
+    """Run what a plan still lacks, of all or of some of its runs."""
     runs = []
-    plan = _plan(folder)
-    swept = (folder / SWEEP).is_file()
-    if swept:
-        Sweep.read(folder)  # a file that is damaged is told now, not when all is run
+    plan = {name: recipe for name, recipe in _plan(folder).items() if not only or name in only}
+    numbered = False
+    for file, kind in ((SWEEP, Sweep), (TABLE, Reproduction)):
+        if (folder / file).is_file():
+            kind.read(folder)  # a file that is damaged is told now, not when all is run
+            numbered = True
     for number, (name, recipe) in enumerate(plan.items(), start=1):
         path = folder / name
-        if swept and not as_json and not Run(path).finished:
-            err.print(f"run {number} of {len(plan)}: {name}", markup=False, highlight=False, soft_wrap=True)
+        if numbered and not as_json and not Run(path).finished:
+            _say(f"run {number} of {len(plan)}: {name}")
         if (path / "recipe.toml").is_file():
             runs.append(_resume(path, data_dir, as_json, top=folder))
         else:
@@ -600,7 +705,7 @@ def _resume(path: Path, data_dir: Path | None, as_json: bool, top: Path | None =
     run = Run.open(path)
     if run.finished:
         if not as_json:
-            err.print(f"{path}: already done", markup=False, highlight=False, soft_wrap=True)
+            _say(f"{path}: already done")
         return run
     _current[:] = [top or path]
     with _display(run.recipe, path, as_json) as listen:
@@ -662,6 +767,9 @@ def _end(runs: list[Run], folder: Path, as_json: bool, goal: float | None = None
     if (folder / SWEEP).is_file():
         _end_sweep(runs, folder, as_json, goal)
         return
+    if (folder / TABLE).is_file():
+        _end_table(runs, folder, as_json)
+        return
     tested = [r for r in runs if r.summary["accuracy"] is not None]
     where = folder / COMPARISON
     several = len(runs) > 1 and bool(tested)
@@ -687,22 +795,58 @@ def _end(runs: list[Run], folder: Path, as_json: bool, goal: float | None = None
 
 def _end_sweep(runs: list[Run], folder: Path, as_json: bool, goal: float | None) -> None:
     """Print a sweep's table."""
+    with _reading(folder):
+        table = sweep_table(Sweep.read(folder).of(runs), folder / COMPARISON, goal)
+    _end_sheet(table, folder, {}, as_json)
+
+
+def _end_table(runs: list[Run], folder: Path, as_json: bool) -> None:
+    """Print the cells of a paper's table."""
+    with _reading(folder):
+        made = Reproduction.read(folder)
+        sheet = result(made, runs, folder / COMPARISON)
+    _end_sheet(sheet, folder, {"source": made.table.source, "title": made.table.title}, as_json)
+
+
+def _end_sheet(sheet: Sheet, folder: Path, about: dict[str, str], as_json: bool) -> None:
     where = folder / COMPARISON
-    try:
-        table = sweep_table(runs, Sweep.read(folder), where, goal)
-    except (KeyError, TypeError, IndexError) as error:
-        raise RunError(f"one of the runs in {folder} is damaged: {type(error).__name__} {error}") from error
     if as_json:
-        told = {"folder": str(folder), "rows": table.json(), "notes": table.notes}
-        _print(told | ({"comparison": str(where)} if table.files else {}))
+        told = {"folder": str(folder), **about, "rows": sheet.json(), "notes": sheet.notes}
+        _print(told | ({"comparison": str(where)} if sheet.files else {}))
         return
-    if table.rows:
-        out.print(table.rich())
+    if about:
+        _tell(": ".join(about.values()))
+    if sheet.rows:
+        out.print(sheet.rich())
     else:
         _tell("no client was ever tested in any of the runs")
     _tell(f"results: {folder}")
-    if table.files:
-        _tell(f"tables and pictures: {where}")
+    if sheet.files:
+        pictures = any(file.suffix == ".png" for file in sheet.files)
+        _tell(f"{'tables and pictures' if pictures else 'tables'}: {where}")
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """What is wrong with the records of a run is told as such."""
+    try:
+        yield
+    except (KeyError, TypeError, IndexError) as error:
+        raise RunError(f"one of the runs in {folder} is damaged: {type(error).__name__} {error}") from error
+
+
+def _dry_run(folder: Path, plan: dict[str, Recipe], as_json: bool) -> None:
+    """Tell what a plan lacks."""
+    runs = [(Run(folder / name), name, recipe.rounds) for name, recipe in plan.items()]
+    done = sum(run.finished for run, _, _ in runs)
+    if as_json:
+        told = [{"run": name, "done": run.finished, "rounds": rounds} for run, name, rounds in runs]
+        _print({"folder": str(folder), "runs": told, "done": done})
+        return
+    for run, name, rounds in runs:
+        if not run.finished:
+            _tell(f"{name}: {len(run.rounds)} of {rounds} rounds done")
+    _tell(f"{done} of {len(runs)} runs are done, {len(runs) - done} would be run into {folder}")
 
 
 def _gain(gain: dict[str, Any]) -> str:
@@ -791,7 +935,7 @@ def _meanings(kind: type) -> dict[str, str]:
 
 
 def _show_runs(folder: Path, as_json: bool) -> None:
-    members = _members([folder])
+    members = _members(folder)
     begun = [Run(p) for p in members if (p / "recipe.toml").is_file()]
     if as_json:
         _print({"folder": str(folder), "runs": [_state(r) for r in begun]})

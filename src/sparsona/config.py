@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal, TypeVar, Union
 
 from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt
 from pydantic import TypeAdapter, ValidationError
@@ -25,6 +25,7 @@ from sparsona.method import Choosy, Method, PeerMethod
 from sparsona.methods import METHODS
 from sparsona.models import MODELS
 
+TABLES = "tables"  # where a paper's tables lie, beside its recipes
 COMPARISON = "compare"  # where the variants of a recipe are compared, beside their runs
 
 
@@ -57,7 +58,7 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         if not self.points or len(set(self.points)) < len(self.points):
-            given = _shown(list(self.points))
+            given = shown(list(self.points))
             raise ValueError(f'points = {given} must name "before", "after", "shared", each at most once')
 
 
@@ -106,7 +107,8 @@ def recipes_dir() -> Path:
 def recipe_names() -> list[str]:
     """The recipes that come with Sparsona."""
     base = recipes_dir()
-    return sorted(p.relative_to(base).with_suffix("").as_posix() for p in base.rglob("*.toml"))
+    files = (p for p in base.rglob("*.toml") if p.parent.name != TABLES)
+    return sorted(p.relative_to(base).with_suffix("").as_posix() for p in files)
 
 
 def find(name: str) -> Path:
@@ -114,12 +116,16 @@ def find(name: str) -> Path:
     for path in (Path(name), recipes_dir() / f"{name}.toml"):
         if path.is_file():
             return path
-    raise RecipeError(f"recipe {_shown(name)}: no such file or recipe{nearest(name, recipe_names())}")
+    raise RecipeError(f"recipe {shown(name)}: no such file or recipe{nearest(name, recipe_names())}")
 
 
 def read(name: str) -> dict[str, Any]:
     """A recipe as plain tables, not yet checked."""
-    path = find(name)
+    return read_toml(find(name))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as plain tables."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a mark
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -128,13 +134,14 @@ def read(name: str) -> dict[str, Any]:
         raise RecipeError(f"{path}: cannot be read: {error.strerror}") from error
 
 
+T = TypeVar("T")
 Change = tuple[list[str], Any]  # a key in its parts, and its new value
 
 
 def load(name: str, overrides: Iterable[str] = (), only: Sequence[str] = ()) -> dict[str, Recipe]:
     """The checked runs of a recipe by variant, all or ``only`` some; one without variants is one run of its name."""
-    changes = [_override(text) for text in overrides]
-    raw = variants(name, only)
+    changes = [override(text) for text in overrides]
+    raw = variants(name, only, [keys for keys, _ in changes])
     plan = {}
     for variant in raw:
         recipe = changed(raw, variant, changes)
@@ -142,8 +149,13 @@ def load(name: str, overrides: Iterable[str] = (), only: Sequence[str] = ()) -> 
     return plan
 
 
-def variants(name: str, only: Sequence[str] = ()) -> dict[str | None, dict[str, Any]]:
-    """A recipe's plain tables by variant, all or some, not yet checked; None is the one key if it has no variants."""
+def variants(
+    name: str, only: Sequence[str] = (), keys: Iterable[Sequence[str]] = ()
+) -> dict[str | None, dict[str, Any]]:
+    """A recipe's plain tables by variant, all or some, not yet checked; None is the one key if it has no variants.
+
+    The keys of changes to come are refused if they are of a variant that is not among these.
+    """
     raw = read(name)
     raw.setdefault("name", Path(name).stem)
     differing = raw.pop("variants", None)
@@ -155,11 +167,18 @@ def variants(name: str, only: Sequence[str] = ()) -> dict[str | None, dict[str, 
         raise RecipeError("variants: must be a table of tables, each with what differs")
     for variant, table in differing.items():
         if not isinstance(table, dict):
-            raise RecipeError(f"variants.{variant} = {_shown(table)}: must be a table of what differs")
+            raise RecipeError(f"variants.{variant} = {shown(table)}: must be a table of what differs")
         named(f"variants.{variant}", variant)
     for variant in only:
         if variant not in differing:
-            raise RecipeError(f"only {_shown(variant)}: no such variant{nearest(variant, differing)}")
+            raise RecipeError(f"only {shown(variant)}: no such variant{nearest(variant, differing)}")
+    for parts in keys:
+        if parts[0] == "variants" and len(parts) < 3:
+            raise RecipeError(f"{'.'.join(parts)}: must be variants.NAME.KEY, for a key of one variant")
+        if parts[0] == "variants" and parts[1] not in differing:
+            raise RecipeError(f"{'.'.join(parts)}: no such variant{nearest(parts[1], differing)}")
+        if parts[0] == "variants" and only and parts[1] not in only:
+            raise RecipeError(f"{'.'.join(parts)}: variant {parts[1]} is left out by only {', '.join(only)}")
     return {variant: _merge(raw, table) for variant, table in differing.items() if not only or variant in only}
 
 
@@ -169,50 +188,39 @@ def changed(raw: Mapping[str | None, dict[str, Any]], variant: str | None, chang
         return check(_patched(raw[None], changes))
     common: list[Change] = []
     own: list[Change] = []
-    names = [str(v) for v in raw]
     for keys, value in changes:
         if keys[0] != "variants":
             common.append((keys, value))
-        elif len(keys) < 3:
-            raise RecipeError(f"{'.'.join(keys)}: must be variants.NAME.KEY, for a key of one variant")
-        elif keys[1] not in names:
-            raise RecipeError(f"{'.'.join(keys)}: no such variant{nearest(keys[1], names)}")
         elif keys[1] == variant:
             own.append((keys[2:], value))
     try:
         return check(_patched(raw[variant], [*common, *own]))
     except RecipeError as error:
         hint = next((f"variants.NAME.{'.'.join(keys)}=..." for keys, _ in common if keys[0] == "method"), None)
-        alone = f"; to change one variant only: {hint}, NAME being one of {', '.join(names)}" if hint else ""
+        alone = f"; to change one variant only: {hint}, NAME being one of {', '.join(map(str, raw))}" if hint else ""
         raise RecipeError(f"variant {variant}: {error}{alone}") from error
 
 
 def check(raw: Mapping[str, Any]) -> Recipe:
     """A recipe from plain tables; raises RecipeError for whatever is not allowed."""
     if not isinstance(raw, Mapping):
-        raise RecipeError(f"a recipe must be a table, not {_shown(raw)}")
+        raise RecipeError(f"a recipe must be a table, not {shown(raw)}")
     table = raw.get("method", {})
     if not isinstance(table, dict):
-        raise RecipeError(f"method = {_shown(table)}: must be a table")
+        raise RecipeError(f"method = {shown(table)}: must be a table")
     if "name" not in table:
         raise RecipeError(f"method.name is missing; allowed: {', '.join(sorted(METHODS))}")
     name = table["name"]
     if not isinstance(name, str) or name not in METHODS:
-        raise RecipeError(f"method.name = {_shown(name)}: unknown{nearest(str(name), METHODS)}")
-    built = {"method": _build(METHODS[name], {k: v for k, v in table.items() if k != "name"}, "method")}
+        raise RecipeError(f"method.name = {shown(name)}: unknown{nearest(str(name), METHODS)}")
+    method = checked(METHODS[name], {k: v for k, v in table.items() if k != "name"}, "method")
     rest = {"model": {}} | {k: v for k, v in raw.items() if k != "method"}
-    _known(Recipe, rest, "")
-    hints = typing.get_type_hints(Recipe, include_extras=True)
-    built |= {key: _build(hints[key], value, key) for key, value in rest.items()}
-    missing = [f.name for f in dataclasses.fields(Recipe) if f.name not in built and required(f)]
-    if missing:
-        raise RecipeError(f"{missing[0]} is missing")
-    recipe = Recipe(**built)
+    recipe = assembled(Recipe, rest, method=method)
     named("name", recipe.name)
     model = recipe.model.name
     if ":" not in model and model not in MODELS:
         raise RecipeError(
-            f"model.name = {_shown(model)}: unknown, and not your own package.module:Class{nearest(model, MODELS)}"
+            f"model.name = {shown(model)}: unknown, and not your own package.module:Class{nearest(model, MODELS)}"
         )
     if recipe.data.partition_file:  # so that a run can be resumed from any folder
         file = str(Path(recipe.data.partition_file).resolve())
@@ -224,6 +232,17 @@ def check(raw: Mapping[str, Any]) -> Recipe:
             f"fleet.per_round = {recipe.fleet.per_round}: must be at most data.clients = {recipe.data.clients}"
         )
     return recipe
+
+
+def assembled(kind: type[T], raw: Mapping[str, Any], **built: Any) -> T:
+    """A dataclass from plain values, each checked, and from fields that are built already."""
+    _known(kind, raw, "")
+    hints = typing.get_type_hints(kind, include_extras=True)
+    built |= {key: checked(hints[key], value, key) for key, value in raw.items()}
+    names = [f.name for f in dataclasses.fields(kind) if required(f)]  # type: ignore[arg-type]
+    if missing := [name for name in names if name not in built]:
+        raise RecipeError(f"{missing[0]} is missing")
+    return kind(**built)
 
 
 def _connected(recipe: Recipe) -> Recipe:
@@ -245,7 +264,7 @@ def _pairs(path: Path) -> tuple[tuple[int, int], ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"topology.edges = {_shown(str(path))}: cannot be read: {error}") from error
+        raise RecipeError(f"topology.edges = {shown(str(path))}: cannot be read: {error}") from error
     found = []
     for number, line in enumerate(lines, start=1):
         words = line.partition("#")[0].split()
@@ -253,7 +272,7 @@ def _pairs(path: Path) -> tuple[tuple[int, int], ...]:
             found.append((int(words[0]), int(words[1])))
         elif words:
             raise RecipeError(
-                f"topology.edges: line {number} of {path} is {_shown(line)}; two client numbers are needed"
+                f"topology.edges: line {number} of {path} is {shown(line)}; two client numbers are needed"
             )
     return tuple(found)
 
@@ -284,7 +303,7 @@ def allowed(kind: Any) -> str:
     if origin is Annotated:
         return ", ".join([allowed(arguments[0]), *filter(None, [" and ".join(_bounds(arguments[1:]))])])
     if origin is Literal:
-        return f"one of {', '.join(map(_shown, arguments))}"
+        return f"one of {', '.join(map(shown, arguments))}"
     if origin in (Union, UnionType):
         return " or ".join(allowed(a) for a in arguments if a is not NoneType)
     if origin is tuple:
@@ -304,7 +323,7 @@ def nearest(word: str, names: Iterable[str]) -> str:
     """The name that was meant, or all that there are, as the end of an error message."""
     names = sorted(names)
     close = difflib.get_close_matches(word, names, 1, 0.5)
-    return f"; did you mean {_shown(close[0])}?" if close else f"; allowed: {', '.join(names)}"
+    return f"; did you mean {shown(close[0])}?" if close else f"; allowed: {', '.join(names)}"
 
 
 def _bounds(metadata: Iterable[Any]) -> Iterator[str]:
@@ -335,7 +354,7 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as the user would write it."""
     try:
         return _toml(value)
@@ -351,17 +370,17 @@ def named(where: str, name: str) -> None:
     """Names become folders: they must not lead elsewhere, nor to where something else is kept."""
     if not name.strip() or len(name) > 100 or name[0] == "." or re.search(r"[/\\:\x00-\x1f\x7f]", name):
         raise RecipeError(
-            f"{where}: {_shown(name)} must be a folder's name: 1 to 100 characters, no slash, colon or leading dot"
+            f"{where}: {shown(name)} must be a folder's name: 1 to 100 characters, no slash, colon or leading dot"
         )
-    if name in (COMPARISON, "plan.json", "sweep.json"):
-        raise RecipeError(f"{where}: {_shown(name)} is taken by what Sparsona writes itself")
+    if name in (COMPARISON, "plan.json", "sweep.json", "table.json"):
+        raise RecipeError(f"{where}: {shown(name)} is taken by what Sparsona writes itself")
 
 
-def _build(kind: Any, value: Any, path: str) -> Any:
+def checked(kind: Any, value: Any, path: str) -> Any:
     """A value of the given type; unknown keys and values out of range are told in the user's words."""
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, dict):
-            raise RecipeError(f"{path} = {_shown(value)}: must be a table")
+            raise RecipeError(f"{path} = {shown(value)}: must be a table")
         _known(kind, value, f"{path}.")
         for key, hint in typing.get_type_hints(kind, include_extras=True).items():
             _as_table(hint, value.get(key), f"{path}.{key}")
@@ -377,7 +396,7 @@ def _build(kind: Any, value: Any, path: str) -> Any:
 def _as_table(kind: Any, value: Any, path: str) -> None:
     """Check a table that stands where other things may stand too as the kind of table that it is most like."""
     if isinstance(value, dict) and (forms := [c for c in _choices(kind) if dataclasses.is_dataclass(c)]):
-        _build(max(forms, key=lambda form: sum(f.name in value for f in dataclasses.fields(form))), value, path)
+        checked(max(forms, key=lambda form: sum(f.name in value for f in dataclasses.fields(form))), value, path)
 
 
 def _plain(value: Any, path: str) -> None:
@@ -423,8 +442,8 @@ def _say(error: Any, kind: Any, path: str) -> str:
     if what == "value_error":  # raised by the type itself
         return f"{where}: {error['ctx']['error']}"
     if what.endswith(("_type", "_parsing", "_from_float")) or what in _RANGES:
-        return f"{where} = {_shown(error['input'])}: must be {allowed(kind)}{_guess(error['input'], kind)}"
-    return f"{where} = {_shown(error['input'])}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+        return f"{where} = {shown(error['input'])}: must be {allowed(kind)}{_guess(error['input'], kind)}"
+    return f"{where} = {shown(error['input'])}: {error['msg'][:1].lower()}{error['msg'][1:]}"
 
 
 _RANGES = ("literal_error", "greater_than", "greater_than_equal", "less_than", "less_than_equal")
@@ -438,14 +457,15 @@ def _choices(kind: Any) -> tuple[Any, ...]:
 def _guess(value: Any, kind: Any) -> str:
     words = [w for a in _choices(kind) if typing.get_origin(a) is Literal for w in typing.get_args(a)]
     close = difflib.get_close_matches(value, words, 1, 0.5) if isinstance(value, str) else []
-    return f"; did you mean {_shown(close[0])}?" if close else ""
+    return f"; did you mean {shown(close[0])}?" if close else ""
 
 
-def _override(text: str) -> Change:
+def override(text: str) -> Change:
+    """A change as users write it: key=value."""
     key, equals, value = text.partition("=")
     keys = [part.strip() for part in key.split(".")]
     if not equals or not all(keys):
-        raise RecipeError(f"{_shown(text)}: an override is key=value, for example method.lr=0.05")
+        raise RecipeError(f"{shown(text)}: an override is key=value, for example method.lr=0.05")
     try:
         parsed = tomllib.loads(f"v = {value}")
     except tomllib.TOMLDecodeError:
@@ -455,14 +475,14 @@ def _override(text: str) -> Change:
 
 def options(text: str) -> tuple[list[str], list[Any]]:
     """An override's key and the values it lists, key=a,b,c; a comma in brackets or quotes is part of a value."""
-    keys, whole = _override(text)
+    keys, whole = override(text)
     key, _, value = text.partition("=")
     pieces = _pieces(value)
     if len(pieces) == 1:
         return keys, [whole]
     if not all(piece.strip() for piece in pieces):
         raise RecipeError(f'{".".join(keys)} = {value.strip()}: a value between commas is empty; "" is an empty text')
-    return keys, [_override(f"{key}={piece}")[1] for piece in pieces]
+    return keys, [override(f"{key}={piece}")[1] for piece in pieces]
 
 
 def _pieces(text: str) -> list[str]:
@@ -512,6 +532,7 @@ def _merge(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 
 __all__ = [
     "COMPARISON",
+    "TABLES",
     "EngineConfig",
     "EvaluateConfig",
     "FleetConfig",
@@ -520,17 +541,22 @@ __all__ = [
     "RecipeError",
     "ResultsConfig",
     "allowed",
+    "assembled",
     "changed",
     "check",
+    "checked",
     "find",
     "load",
     "named",
     "nearest",
     "options",
+    "override",
     "read",
+    "read_toml",
     "recipe_names",
     "recipes_dir",
     "required",
+    "shown",
     "tables",
     "to_toml",
     "variants",

@@ -5,186 +5,71 @@ matplotlib and rich are imported where they are used: worker processes come past
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from io import BytesIO, StringIO
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from sparsona import drawing
 from sparsona.config import tables
 from sparsona.costs import Cost, Device, busiest, per_round
 from sparsona.results import Run, RunError, write
+from sparsona.sheet import Column, Row, Sheet, amount, flop_unit, percent, target_columns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from rich.table import Table
 
     from sparsona.simulate import Estimate, Waiting
 
-Row = dict[str, Any]
 _T = TypeVar("_T")
 
-_BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#767676"
-_COLOURS = (_BLUE, _ORANGE, "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")  # Okabe and Ito, without yellow
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_LINES = ("-", "--", ":", "-.")
-_POINTS = {"before": "before local training", "after": "after local training", "shared": "of the shared model"}
-_STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.edgecolor": "#8c8c8c",
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.labelcolor": "#333333",
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlepad": 10,
-    "figure.constrained_layout.h_pad": 0.1,
-    "figure.constrained_layout.w_pad": 0.1,
-    "grid.color": "#e4e4e4",
-    "legend.fontsize": 8.5,
-    "legend.frameon": False,
-    "legend.title_fontsize": 8.5,
-    "xtick.color": "#555555",
-    "ytick.color": "#555555",
-}
+POINTS = {"before": "before local training", "after": "after local training", "shared": "of the shared model"}
 
 
 # -- the table -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Column:
-    """A title and how a row's value is shown under it."""
-
-    title: str
-    show: Callable[[Row], str]
-    words: bool = False  # not a number
-
-
-_SHARED = Column("shared %", lambda r: "" if r["shared_accuracy"] is None else _percent(r["shared_accuracy"]))
-_BEST = Column("best round", lambda r: str(r["best_round"]))  # the last of the results; costs follow
 _SOME = {  # shown where some run has them
-    "sparsity": Column("final sparsity %", lambda r: "" if r["sparsity"] is None else _percent(r["sparsity"])),
-    "round_length": Column("round length", lambda r: "" if r["round_length"] is None else _amount(r["round_length"])),
+    "sparsity": Column("final sparsity %", lambda r: "" if r["sparsity"] is None else percent(r["sparsity"])),
+    "round_length": Column("round length", lambda r: "" if r["round_length"] is None else amount(r["round_length"])),
 }
-_NAME = 16  # characters that a run's name is left in a table in one part
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(Sheet):
     """Runs side by side: one row per run in raw numbers, and what keeps them from being compared like with like."""
 
-    rows: tuple[Row, ...]
-    notes: tuple[str, ...] = ()
-    files: tuple[Path, ...] = ()  # what was written
-
-    def json(self) -> list[Row]:
-        """The rows as plain values, not rounded: accuracies as shares, bytes, FLOPs; None where there is no value."""
-        return [dict(row) for row in self.rows]
-
-    def csv(self) -> str:
-        """The rows as comma-separated values, not rounded."""
-        text = StringIO()
-        writer = csv.DictWriter(text, list(self.rows[0]), lineterminator="\n")
-        writer.writeheader()
-        for row in self.rows:
-            late = [key for key in row if key.endswith("_to_target") and row["target"] is not None and row[key] is None]
-            writer.writerow(row | dict.fromkeys(late, "not reached"))
-        return text.getvalue()
-
-    def markdown(self) -> str:
-        """The rows as a Markdown table, rounded for reading, with the notes below it."""
-        columns = self._columns()
-        lines = [
-            [column.title for column in columns],
-            ["---" if column.words else "---:" for column in columns],
-            *([column.show(row).replace("|", "\\|") for column in columns] for row in self.rows),
-        ]
-        text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-        return text + "".join(f"\nNote: {note}\n" for note in self.notes)
-
-    def rich(self, width: int | None = None) -> Table:
-        """The rows as a table for a terminal, with the notes below it; in two parts if one is wider than ``width``."""
-        from rich import get_console
-        from rich.table import Table
-        from rich.text import Text
-
-        width = get_console().width if width is None else width
-        columns = self._columns()
-        results = columns.index(_BEST) + 1
-        parts = [columns]
-        if self._widths(columns, width)[0] < min(_NAME, max(len(row["name"]) for row in self.rows)):
-            parts = [columns[:results], [columns[0], *columns[results:]]]
-        grid = Table.grid()
-        for part in parts:
-            grid.add_row(self._table(part, width))
-        for note in self.notes:
-            grid.add_row(Text(f"Note: {note}"))
-        return grid
-
-    def _table(self, columns: Sequence[Column], width: int) -> Table:
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        for column, space in zip(columns, self._widths(columns, width), strict=True):
-            side: Literal["left", "right"] = "left" if column.words else "right"
-            table.add_column(Text(column.title), justify=side, width=space, overflow="fold")
-        for row in self.rows:
-            table.add_row(*(Text(column.show(row)) for column in columns))
-        return table
-
-    def _widths(self, columns: Sequence[Column], width: int) -> list[int]:
-        """For each column its longest word, for the names what is left: rich itself would cut off a wide table."""
-        shown = [[column.title, *(column.show(row) for row in self.rows)] for column in columns]
-        spaces = [max(len(word) for text in texts for word in text.split(" ")) for texts in shown[1:]]
-        left = width - sum(spaces) - 2 * len(columns)
-        return [max(1, min(left, max(map(len, shown[0])))), *spaces]
-
-    def _columns(self) -> list[Column]:
-        """What is shown of a row."""
-        scale, unit = _flop_unit(max(row["flops"] for row in self.rows))
-        targets = {row["target"] for row in self.rows}
-        columns = [
-            Column("run", lambda r: str(r["name"]), words=True),
+    def parts(self) -> tuple[list[Column], ...]:
+        """What is shown of a run: its name, its results, its costs."""
+        scale, unit = flop_unit(max(row["flops"] for row in self.rows))
+        results = [
             Column("method", lambda r: str(r["method"]), words=True),
-            Column("accuracy %", lambda r: _percent(r["accuracy"])),
-            Column("by sample %", lambda r: _percent(r["accuracy_by_sample"])),
-            Column("bottom decile %", lambda r: _percent(r["bottom_decile"])),
-            Column("spread %", lambda r: _percent(r["spread"])),
-            *([_SHARED] if any(row["shared_accuracy"] is not None for row in self.rows) else []),
-            _BEST,
+            Column("accuracy %", lambda r: percent(r["accuracy"])),
+            Column("by sample %", lambda r: percent(r["accuracy_by_sample"])),
+            Column("bottom decile %", lambda r: percent(r["bottom_decile"])),
+            Column("spread %", lambda r: percent(r["spread"])),
         ]
-        if targets != {None}:
-            goal = "target"
-            if len(targets) == 1:
-                goal = f"{_share(targets.pop())} %"
-            else:
-                columns.append(Column("target %", lambda r: "" if r["target"] is None else _share(r["target"])))
-            columns += [
+        if any(row["shared_accuracy"] is not None for row in self.rows):
+            results.append(
+                Column("shared %", lambda r: "" if r["shared_accuracy"] is None else percent(r["shared_accuracy"]))
+            )
+        results.append(Column("best round", lambda r: str(r["best_round"])))
+        goal, costs = target_columns(self.rows)
+        if goal:
+            costs += [
                 Column(f"rounds to {goal}", lambda r: _to_target(r, "rounds_to_target", str)),
-                Column(f"MB to {goal}", lambda r: _to_target(r, "bytes_to_target", lambda v: _amount(v / 1e6))),
-                Column(f"{unit} to {goal}", lambda r: _to_target(r, "flops_to_target", lambda v: _amount(v / scale))),
+                Column(f"MB to {goal}", lambda r: _to_target(r, "bytes_to_target", lambda v: amount(v / 1e6))),
+                Column(f"{unit} to {goal}", lambda r: _to_target(r, "flops_to_target", lambda v: amount(v / scale))),
             ]
-        return [
-            *columns,
-            Column("MB down", lambda r: _amount(r["down_bytes"] / 1e6)),
-            Column("MB up", lambda r: _amount(r["up_bytes"] / 1e6)),
-            Column("MB paper", lambda r: _amount(r["paper_bytes"] / 1e6)),
-            Column("MB a round, busiest", lambda r: _amount(r["busiest_bytes"] / 1e6)),
-            Column(unit, lambda r: _amount(r["flops"] / scale)),
+        costs += [
+            Column("MB down", lambda r: amount(r["down_bytes"] / 1e6)),
+            Column("MB up", lambda r: amount(r["up_bytes"] / 1e6)),
+            Column("MB paper", lambda r: amount(r["paper_bytes"] / 1e6)),
+            Column("MB a round, busiest", lambda r: amount(r["busiest_bytes"] / 1e6)),
+            Column(unit, lambda r: amount(r["flops"] / scale)),
             *(column for key, column in _SOME.items() if any(row[key] is not None for row in self.rows)),
         ]
+        return [Column("run", lambda r: str(r["name"]), words=True)], results, costs
 
 
 def compare(
@@ -197,14 +82,13 @@ def compare(
     """
     if target is not None and not 0 < target <= 1:
         raise ValueError(f"target = {target!r}: must be more than 0 and at most 1")
-    names = _names(runs)
+    names = folder_names([run.path for run in runs])
     device = device or Device()
-    costs = [_cost(run, device) for run in runs]
+    costs = [cost_of(run, device) for run in runs]
     rows = tuple(
-        _row(run, name, target) | {"cost_seconds": cost.seconds, "cost_joules": cost.joules}  # of a round, on average
-        for run, name, cost in zip(runs, names, costs, strict=True)
+        run_row(run, name, target) | cost_row(cost) for run, name, cost in zip(runs, names, costs, strict=True)
     )
-    table = Comparison(rows, tuple(_notes(runs, names)))
+    table = Comparison(rows, tuple(differences(runs, names)))
     if out is None:
         return table
     try:
@@ -216,7 +100,7 @@ def compare(
 
 def gains(runs: Sequence[Run]) -> list[Row]:
     """For each run but the first: how many clients do better, worse or the same than in the first, and the extra MB."""
-    return _gains(runs, _names(runs), [run.client_accuracy() for run in runs])
+    return _gains(runs, folder_names([run.path for run in runs]), [run.client_accuracy() for run in runs])
 
 
 def _gains(runs: Sequence[Run], names: Sequence[str], each: Sequence[Mapping[int, float]]) -> list[Row]:
@@ -239,7 +123,8 @@ def _gains(runs: Sequence[Run], names: Sequence[str], each: Sequence[Mapping[int
     return rows
 
 
-def _row(run: Run, name: str, target: float | None) -> Row:
+def run_row(run: Run, name: str, target: float | None) -> Row:
+    """What a finished run reached and what it cost, in raw numbers."""
     summary = run.summary
     total, score = summary["total"], summary[summary["point"]]
     rounds = run.rounds
@@ -247,7 +132,7 @@ def _row(run: Run, name: str, target: float | None) -> Row:
     target = run.recipe.evaluate.target if target is None else target
     hit = None
     if target is not None:
-        hit = next((r for r in _evaluated(run, run.point) if r[run.point]["accuracy"] >= target), None)
+        hit = next((r for r in evaluated(run, run.point) if r[run.point]["accuracy"] >= target), None)
     return {
         "name": name,
         "method": tables(run.recipe)["method"]["name"],
@@ -273,7 +158,8 @@ def _row(run: Run, name: str, target: float | None) -> Row:
     }
 
 
-def _cost(run: Run, device: Device) -> Cost:
+def cost_of(run: Run, device: Device) -> Cost:
+    """What a round of a run costs on a device, on average."""
     return _reckoned(run, lambda: per_round(run.rounds, run.rows("clients"), device))
 
 
@@ -287,15 +173,20 @@ def _reckoned(run: Run, reckon: Callable[[], _T]) -> _T:
         raise RunError(f"{run.path} is damaged: {error}") from error
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
-    """The runs' folder names, with as many folders above as it takes to tell them apart."""
-    if not runs:
+def cost_row(cost: Cost) -> Row:
+    """Time and energy of a round, on average."""
+    return {"cost_seconds": cost.seconds, "cost_joules": cost.joules}
+
+
+def folder_names(paths: Sequence[Path]) -> list[str]:
+    """The names of folders, with as many folders above as it takes to tell them apart."""
+    if not paths:
         raise ValueError("runs = []: must be at least one run")
-    paths = [run.path.resolve() for run in runs]
-    for i, path in enumerate(paths):
-        if path in paths[:i]:
-            raise ValueError(f"runs: {runs[i].path} is given twice; a run is compared with others")
-    parts = [path.parts[1:] for path in paths]
+    whole = [path.resolve() for path in paths]
+    for i, path in enumerate(whole):
+        if path in whole[:i]:
+            raise ValueError(f"runs: {paths[i]} is given twice; a run is compared with others")
+    parts = [path.parts[1:] for path in whole]
     depth = 1
     while len({p[-depth:] for p in parts}) < len(parts):
         depth += 1
@@ -303,25 +194,24 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return ["/".join(p[-depth:]) if p[-1] in shared else p[-1] for p in parts]
 
 
-def _notes(runs: Sequence[Run], names: Sequence[str]) -> Iterator[str]:
-    """Where the runs were not tested alike: the first differing key of data or seed, and the evaluation point."""
+def differences(runs: Sequence[Run], names: Sequence[str], known: Collection[str] = ()) -> Iterator[str]:
+    """Where runs were not tested alike, but for keys that are known to differ: data or seed, rounds, when tested."""
     first = _data(runs[0])
     others: dict[str, list[str]] = {}
     for run, name in zip(runs[1:], names[1:], strict=True):
         data = _data(run)
-        key = next((k for k in {**first, **data} if first.get(k) != data.get(k)), None)
+        key = next((k for k in {**first, **data} if k not in known and first.get(k) != data.get(k)), None)
         if key is not None:
             others.setdefault(key, []).append(f"{_value(data.get(key))} in {name}")
     for key, told in others.items():
         yield f"the runs differ in data: {key} is {_value(first.get(key))} in {names[0]}, but {', '.join(told)}"
-    lengths = dict.fromkeys(run.summary["rounds"] for run in runs)
-    if len(lengths) > 1:
+    if "rounds" not in known and len({run.summary["rounds"] for run in runs}) > 1:
         told = [f"{run.summary['rounds']} in {name}" for run, name in zip(runs, names, strict=True)]
         yield f"the runs differ in rounds: {', '.join(told)}"
-    for point, words in _POINTS.items():
+    for point, words in POINTS.items():
         odd = [name for run, name in zip(runs, names, strict=True) if run.point == point != runs[0].point]
         if odd:
-            yield f"accuracy is {_POINTS[runs[0].point]} in {names[0]}, but {words} in {', '.join(odd)}"
+            yield f"accuracy is {POINTS[runs[0].point]} in {names[0]}, but {words} in {', '.join(odd)}"
 
 
 def _data(run: Run) -> dict[str, Any]:
@@ -334,7 +224,8 @@ def _value(value: Any) -> str:
     return "not set" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def _evaluated(run: Run, point: str) -> list[Row]:
+def evaluated(run: Run, point: str) -> list[Row]:
+    """The rounds at which a run was tested."""
     return [r for r in run.rounds if r.get(point)]
 
 
@@ -353,33 +244,10 @@ def _ranked(base: Mapping[int, float], other: Mapping[int, float]) -> list[tuple
     return sorted((100 * (other[k] - base[k]), k) for k in base.keys() & other.keys())
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f}"
-
-
-def _share(share: float) -> str:
-    return f"{100 * share:.6g}"
-
-
-def _amount(value: float) -> str:
-    """One decimal, or three significant digits where that is more."""
-    if value == 0:
-        return "0"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:#.3g}"
-
-
 def _to_target(row: Row, key: str, show: Callable[[Any], str]) -> str:
     if row["target"] is None:
         return ""
     return "not reached" if row[key] is None else show(row[key])
-
-
-def _flop_unit(most: float) -> tuple[float, str]:
-    """The unit that shows the largest of some numbers of operations well."""
-    for scale, unit in ((1e15, "PFLOP"), (1e12, "TFLOP")):
-        if most >= 10 * scale:
-            return scale, unit
-    return (1e9, "GFLOP") if most >= 1e8 or most == 0 else (1e6, "MFLOP")
 
 
 # -- the figures -----------------------------------------------------------------------------------------------------
@@ -388,7 +256,7 @@ def _flop_unit(most: float) -> tuple[float, str]:
 def run_figures(run: Run) -> list[Path]:
     """Draw a run's accuracy by round and by client, and what its method tells, into its folder, as far as there is."""
     folder = run.path / "figures"
-    points = {p: rows for p in run.recipe.evaluate.points if (rows := _evaluated(run, p))}
+    points = {p: rows for p in run.recipe.evaluate.points if (rows := evaluated(run, p))}
     clients = run.client_accuracy()
     files = []
     if points:
@@ -409,22 +277,22 @@ def waiting_figure(found: Waiting, path: Path) -> Path:
 
     neighbours = list(found.parallelism)
     waits = sorted({n for m, n in found.delay if n < m})  # others have a place on the line of N = M alone
-    with _figure(path, 11, 4) as figure:
+    with drawing.figure(path, 11, 4) as figure:
         left, right = figure.subplots(1, 2)
         low, high = neighbours[0], neighbours[-1]
         every = range(low, high + 1) if low < high else range(max(1, low - 1), high + 2)
-        (line,) = left.plot(every, [100 * at_once(m) for m in every], color=_GREY, linewidth=1.2)
-        points = _estimates(left, found.parallelism, _look(0, 1) | {"linestyle": "none"}, scale=100)
+        (line,) = left.plot(every, [100 * at_once(m) for m in every], color=drawing.GREY, linewidth=1.2)
+        points = _estimates(left, found.parallelism, drawing.look(0, 1) | {"linestyle": "none"}, scale=100)
         left.legend([points, line], ["simulated", "expected, 1 / (M + 1)"])
         left.set_ylim(bottom=0)
         left.set_title("Clients that start at once, if any wait")
         left.set_ylabel("share of clients (%)")
         handles, labels = [], []
         whole = {m: found.delay[m, m] for m in neighbours}
-        handles.append(_estimates(right, whole, _look(len(_COLOURS) - 1, 1)))
+        handles.append(_estimates(right, whole, drawing.look(len(drawing.COLOURS) - 1, 1)))
         labels.append("all, N = M")
         for i, n in enumerate(reversed(waits)):
-            handles.append(_estimates(right, {m: e for (m, w), e in found.delay.items() if w == n}, _look(i, 1)))
+            handles.append(_estimates(right, {m: e for (m, w), e in found.delay.items() if w == n}, drawing.look(i, 1)))
             labels.append(f"at most N = {n}")
         right.set_ylim(bottom=0)
         right.set_title(f"Length of a round of {found.clients} clients")
@@ -447,7 +315,7 @@ def _write(
     table: Comparison, runs: Sequence[Run], names: Sequence[str], costs: Sequence[Cost], device: Device, out: Path
 ) -> Iterator[Path]:
     """Write tables and figures, and name what was written."""
-    scale, unit = _flop_unit(max(row["flops"] for row in table.rows))
+    scale, unit = flop_unit(max(row["flops"] for row in table.rows))
     goals = {row["target"] for row in table.rows}
     goal = goals.pop() if len(goals) == 1 else None
     axes: list[tuple[str, str, Callable[[Row], float]]] = [
@@ -474,71 +342,13 @@ def _write(
     yield from (out / "compare.csv", out / "compare.md", *figures)
 
 
-@contextmanager
-def _figure(path: Path, width: float, height: float) -> Iterator[Figure]:
-    """A figure in our style whatever the user's settings are, saved as the same bytes each time."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)
-        figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
-        FigureCanvasAgg(figure)
-        yield figure
-        png = BytesIO()
-        figure.savefig(png, format="png", metadata={"Software": None})
-    write(path, png.getvalue())
-
-
-def _legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
-    """A legend right of the data, with names as they are: matplotlib would skip a leading _ and read $ as maths."""
-    numbers = [str(i) for i in range(len(labels))]
-    legend = figure.legend(handles, numbers, loc="outside right upper", handlelength=3)  # so long that dashes show
-    for text, label in zip(legend.get_texts(), labels, strict=True):
-        text.set_parse_math(False)
-        text.set_text(_short(label))
-
-
-def _short(name: str, most: int = 30) -> str:
-    """A name cut in its middle, where names of variants differ least."""
-    return name if len(name) <= most else f"{name[: most // 2]}…{name[-(most - most // 2 - 1) :]}"
-
-
-def _look(i: int, evaluations: int) -> dict[str, Any]:
-    """Colour, marker and line of the i-th run: no two alike among the first 28."""
-    return {
-        "color": _COLOURS[i % len(_COLOURS)],
-        "linestyle": _LINES[i // len(_COLOURS) % len(_LINES)],
-        "linewidth": 1.8,
-        "marker": _MARKERS[i % len(_MARKERS)],
-        "markersize": 4.5,
-        "markevery": max(1, evaluations // 15),
-    }
-
-
-def _percent_axis(ax: Axes) -> None:
-    """The accuracies there are with some room, at least ten points, and no more than a margin past 0 and 100 %."""
-    ax.margins(y=0.08)
-    low, high = ax.get_ylim()
-    room = max(0.0, 10 - (high - low)) / 2
-    ax.set_ylim(max(low - room, -2), min(high + room, 102))
-
-
-def _round_axis(ax: Axes) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-
-
 def _draw_accuracy(run: Run, points: Mapping[Any, list[Row]], path: Path) -> Path:
-    with _figure(path, 8, 4) as figure:
+    with drawing.figure(path, 8, 4) as figure:
         ax = figure.add_subplot()
         handles: list[Any] = []
         labels = []
         for i, (point, rows) in enumerate(points.items()):
-            look = _look(i, len(rows))
+            look = drawing.look(i, len(rows))
             x = [r["round"] for r in rows]
             mean = [100 * r[point]["accuracy"] for r in rows]
             low = [100 * r[point]["bottom_decile"] for r in rows]
@@ -548,42 +358,36 @@ def _draw_accuracy(run: Run, points: Mapping[Any, list[Row]], path: Path) -> Pat
                 ax.plot(x, low, color=look["color"], alpha=0.6, linewidth=0.8)
             else:
                 handles.append(ax.vlines(x, low, mean, color=look["color"], alpha=0.3, linewidth=6))
-            when = f"\n{_POINTS[point]}" if len(points) > 1 else ""
+            when = f"\n{POINTS[point]}" if len(points) > 1 else ""
             labels += [f"mean over clients{when}", f"down to bottom decile{when}"]
-        _draw_goal(ax, run.recipe.evaluate.target, handles, labels)
+        drawing.draw_goal(ax, run.recipe.evaluate.target, handles, labels)
         ax.set_title(run.recipe.name, parse_math=False)
         ax.set_xlabel("round")
         ax.set_ylabel("accuracy (%)")
-        _round_axis(ax)
-        _percent_axis(ax)
+        drawing.round_axis(ax)
+        drawing.percent_axis(ax)
         legend = figure.legend(handles, labels, loc="outside right upper", labelspacing=0.9)
         if len(points) == 1:
-            legend.set_title(_POINTS[next(iter(points))])
+            legend.set_title(POINTS[next(iter(points))])
     return path
-
-
-def _draw_goal(ax: Axes, goal: float | None, handles: list[Any], labels: list[str]) -> None:
-    if goal is not None:
-        handles.append(ax.axhline(100 * goal, color=_GREY, linestyle=(0, (4, 3)), linewidth=1, zorder=1))
-        labels.append(f"target {_share(goal)} %")
 
 
 def _draw_run_clients(run: Run, clients: Mapping[int, float], score: Mapping[str, float], path: Path) -> Path:
     order = sorted(clients, key=lambda k: (clients[k], k))
     values = [100 * clients[k] for k in order]
     mean, low = 100 * score["accuracy"], 100 * score["bottom_decile"]
-    with _figure(path, 8, 4) as figure:
+    with drawing.figure(path, 8, 4) as figure:
         ax = figure.add_subplot()
-        _bars(ax, values, [_BLUE] * len(values))
+        _bars(ax, values, [drawing.BLUE] * len(values))
         handles = [
             ax.axhline(mean, color="#000000", linewidth=1.2),
-            ax.axhline(low, color=_ORANGE, linewidth=1.2, linestyle="--"),
+            ax.axhline(low, color=drawing.ORANGE, linewidth=1.2, linestyle="--"),
         ]
         _client_axis(ax, order, "sorted by accuracy")
         ax.set_ylim(0, 102)
         ax.set_title(f"{run.recipe.name}: every client's own accuracy", parse_math=False)
         ax.set_ylabel("accuracy (%)")
-        _legend(figure, handles, [f"mean {mean:.1f} %", f"bottom decile {low:.1f} %"])
+        drawing.legend(figure, handles, [f"mean {mean:.1f} %", f"bottom decile {low:.1f} %"])
     return path
 
 
@@ -615,19 +419,19 @@ def _client_room(ax: Axes, clients: int) -> None:
 def _draw_curves(
     runs: Sequence[Run], names: Sequence[str], goal: float | None, label: str, along: Callable[[Row], float], path: Path
 ) -> Path:
-    with _figure(path, 8, 4) as figure:
+    with drawing.figure(path, 8, 4) as figure:
         ax = figure.add_subplot()
         handles: list[Any] = []
         ends = []
         first = []
         for i, run in enumerate(runs):
-            rows = _evaluated(run, run.point)
+            rows = evaluated(run, run.point)
             x = [along(r) for r in rows]
             first.append(x[0])
             ends.append(x[-1])
-            handles += ax.plot(x, [100 * r[run.point]["accuracy"] for r in rows], **_look(i, len(rows)))
+            handles += ax.plot(x, [100 * r[run.point]["accuracy"] for r in rows], **drawing.look(i, len(rows)))
         labels = list(names)
-        _draw_goal(ax, goal, handles, labels)
+        drawing.draw_goal(ax, goal, handles, labels)
         by_round = label == "round"
         if not by_round and min(first) > 0 and max(ends) > 10 * min(ends):
             ax.set_xscale("log")
@@ -635,25 +439,25 @@ def _draw_curves(
             ax.xaxis.set_minor_formatter("")
             label += ", log scale"
         elif by_round:
-            _round_axis(ax)
+            drawing.round_axis(ax)
         else:
             ax.set_xlim(left=min(0, ax.get_xlim()[0]))
         ax.set_title("Mean accuracy over clients")
         ax.set_xlabel(label)
         ax.set_ylabel("accuracy (%)")
-        _percent_axis(ax)
-        _legend(figure, handles, labels)
+        drawing.percent_axis(ax)
+        drawing.legend(figure, handles, labels)
     return path
 
 
 def _draw_cost(costs: Sequence[Cost], names: Sequence[str], device: Device, path: Path) -> Path:
     """What a round costs, from time alone to energy alone."""
     steps = [i / 100 for i in range(101)]
-    with _figure(path, 8, 4) as figure:
+    with drawing.figure(path, 8, 4) as figure:
         ax = figure.add_subplot()
         handles: list[Any] = []
         for i, cost in enumerate(costs):
-            handles += ax.plot(steps, [cost.total(theta) for theta in steps], **_look(i, len(steps)))
+            handles += ax.plot(steps, [cost.total(theta) for theta in steps], **drawing.look(i, len(steps)))
         label = "seconds × (1 − θ) + joules × θ"
         ends = [end for cost in costs for end in (cost.seconds, cost.joules)]
         if min(ends) > 0 and max(ends) > 10 * min(ends):
@@ -671,7 +475,7 @@ def _draw_cost(costs: Sequence[Cost], names: Sequence[str], device: Device, path
         ax.text(0, 1.0, f"{told}\n", transform=ax.transAxes, va="baseline", size=8.5, color="#333333")
         ax.set_xlabel("θ, from time alone (0) to energy alone (1)")
         ax.set_ylabel(label)
-        _legend(figure, handles, names)
+        drawing.legend(figure, handles, names)
     return path
 
 
@@ -682,18 +486,18 @@ def _told(runs: Sequence[Run]) -> list[str]:
 
 def _draw_told(runs: Sequence[Run], names: Sequence[str], told: Sequence[str], path: Path) -> Path:
     """What methods tell of their clients over the rounds, such as sparsity, a picture for each."""
-    with _figure(path, 8, 0.6 + 2.2 * len(told)) as figure:
+    with drawing.figure(path, 8, 0.6 + 2.2 * len(told)) as figure:
         handles: dict[int, Any] = {}
         for ax, what in zip(figure.subplots(len(told), 1, sharex=True, squeeze=False).flat, told, strict=True):
             for i, run in enumerate(runs):
                 rows = [r for r in run.rounds if what in r.get("notes", {})]
                 if rows:
                     x, y = [r["round"] for r in rows], [r["notes"][what] for r in rows]
-                    handles[i] = ax.plot(x, y, **_look(i, len(rows)))[0]
+                    handles[i] = ax.plot(x, y, **drawing.look(i, len(rows)))[0]
             ax.set_title(f"{what}, mean over clients", parse_math=False)
-            _round_axis(ax)
+            drawing.round_axis(ax)
         ax.set_xlabel("round")
-        _legend(figure, [handles[i] for i in sorted(handles)], [names[i] for i in sorted(handles)])
+        drawing.legend(figure, [handles[i] for i in sorted(handles)], [names[i] for i in sorted(handles)])
     return path
 
 
@@ -702,24 +506,24 @@ def _draw_clients(each: Sequence[Mapping[int, float]], names: Sequence[str], pat
     known = {k for clients in each for k in clients}
     order = sorted(known, key=lambda k: (k not in first, first.get(k, 0.0), k))
     at = {k: i for i, k in enumerate(order)}
-    with _figure(path, 10, 4.4) as figure:
+    with drawing.figure(path, 10, 4.4) as figure:
         ax = figure.add_subplot()
         handles: list[Any] = []
         size = 6.0 if len(order) <= 30 else 4.5 if len(order) <= 120 else 3.0
         for i, clients in enumerate(each):
             x = sorted(at[k] for k in clients)
-            look = _look(i, 1) | {"markersize": size, "alpha": 0.85, "markeredgewidth": 0}
+            look = drawing.look(i, 1) | {"markersize": size, "alpha": 0.85, "markeredgewidth": 0}
             if i:
                 look["linestyle"] = "none"
             else:
                 look |= {"linewidth": 1, "zorder": 1.5}
             handles += ax.plot(x, [100 * clients[order[j]] for j in x], **look)
-        _client_axis(ax, order, f"sorted by accuracy in {_short(names[0])}")
+        _client_axis(ax, order, f"sorted by accuracy in {drawing.shortened(names[0])}")
         ax.xaxis.label.set_parse_math(False)
         ax.set_title("Every client's own accuracy")
         ax.set_ylabel("accuracy (%)")
-        _percent_axis(ax)
-        _legend(figure, handles, names)
+        drawing.percent_axis(ax)
+        drawing.legend(figure, handles, names)
     return path
 
 
@@ -730,11 +534,11 @@ def _draw_gain(each: Sequence[Mapping[int, float]], told: Sequence[Row], path: P
 
     columns = min(2, len(told))
     lines = -(-len(told) // columns)
-    with _figure(path, 10 if columns > 1 else 7, 1 + 2.6 * lines) as figure:
+    with drawing.figure(path, 10 if columns > 1 else 7, 1 + 2.6 * lines) as figure:
         grid = list(figure.subplots(lines, columns, sharey=True, squeeze=False).flat)
         for ax, clients, gain in zip(grid, each[1:], told, strict=False):
             change = _changes(each[0], clients)
-            _bars(ax, change, [_BLUE if c > 0 else _ORANGE if c < 0 else _GREY for c in change])
+            _bars(ax, change, [drawing.BLUE if c > 0 else drawing.ORANGE if c < 0 else drawing.GREY for c in change])
             ax.axhline(0, color="#333333", linewidth=0.8)
             if change:
                 ax.axhline(gain["mean_gain"], color="#000000", linewidth=1.2, linestyle="--")
@@ -742,24 +546,27 @@ def _draw_gain(each: Sequence[Mapping[int, float]], told: Sequence[Row], path: P
             who = [k for _, k in _ranked(each[0], clients)] if len(change) <= 40 else []
             ax.set_xticks(range(len(who)), [str(k) for k in who], size=7)
             ax.set_xlabel(f"{len(change)} {'client' if len(change) == 1 else 'clients, sorted by gain'}")
-            ax.set_title(_short(gain["name"], 40), parse_math=False, pad=22)
+            ax.set_title(drawing.shortened(gain["name"], 40), parse_math=False, pad=22)
             ax.text(0, 1.0, _gained(gain) + "\n", transform=ax.transAxes, va="baseline", size=8.5, color="#333333")
             ax.tick_params(labelleft=True)
         for ax in grid[len(told) :]:
             ax.set_visible(False)
         grid[0].margins(y=0.08)
         figure.supylabel(
-            f"gain over {_short(told[0]['baseline'])} (points of accuracy)", size=9, color="#333333", parse_math=False
+            f"gain over {drawing.shortened(told[0]['baseline'])} (points of accuracy)",
+            size=9,
+            color="#333333",
+            parse_math=False,
         )
-        keys = [Patch(color=_BLUE), Patch(color=_ORANGE), Line2D([], [], color="#000000", linestyle="--")]
+        keys = [Patch(color=drawing.BLUE), Patch(color=drawing.ORANGE), Line2D([], [], color="#000000", linestyle="--")]
         figure.legend(keys, ["gained", "lost", "mean"], loc="outside lower center", ncols=3)
     return path
 
 
 def _gained(gain: Row) -> str:
     if not gain["clients"]:
-        return f"no client tested in both runs · {_amount(gain['mb'])} MB"
+        return f"no client tested in both runs · {amount(gain['mb'])} MB"
     gained, lost = (100 * gain[name] / gain["clients"] for name in ("gained", "lost"))
     mean = f"{gain['mean_gain']:+.1f}".replace("-", "−")
-    sent = f"{_amount(gain['mb'])} against {_amount(gain['mb'] - gain['extra_mb'])} MB"
+    sent = f"{amount(gain['mb'])} against {amount(gain['mb'] - gain['extra_mb'])} MB"
     return f"{gained:.0f} % gained, {lost:.0f} % lost · mean {mean} · {sent}"

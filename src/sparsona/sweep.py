@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from io import StringIO
 from itertools import combinations, pairwise, product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from sparsona.config import Recipe, RecipeError, _shown, changed, named, options, tables, variants
-from sparsona.report import (
-    _GREY,
-    _NAME,
-    _POINTS,
-    Column,
-    Comparison,
-    Row,
-    _amount,
-    _draw_goal,
-    _evaluated,
-    _figure,
-    _flop_unit,
-    _legend,
-    _look,
-    _percent,
-    _percent_axis,
-    _round_axis,
-    _row,
-    _share,
-    _short,
-)
+from sparsona import drawing
+from sparsona.config import Recipe, RecipeError, changed, named, options, shown, tables, variants
+from sparsona.costs import Device
+from sparsona.report import cost_of, cost_row, differences, evaluated, run_row
 from sparsona.results import Run, RunError, write
+from sparsona.sheet import Column, Row, Sheet, amount, as_text, flop_unit, percent, target_columns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from rich.table import Table
 
 SWEEP = "sweep.json"  # beside plan.json: what sets each run apart
 MOST = 1000  # runs of a sweep
@@ -68,7 +48,16 @@ class Sweep:
     @property
     def axes(self) -> list[str]:
         """The keys with several values."""
-        return list(dict.fromkeys(key for setting in self.runs.values() for key in setting.values))
+        return _keys(self.runs.values())
+
+    def of(self, runs: Iterable[Run]) -> dict[Run, Setting]:
+        """What sets each of some runs apart."""
+        found = {}
+        for run in runs:
+            if run.path.name not in self.runs:
+                raise RunError(f"{run.path} is not of this sweep: {SWEEP} does not name it")
+            found[run] = self.runs[run.path.name]
+        return found
 
     def json(self) -> str:
         """The sweep as a file."""
@@ -90,7 +79,7 @@ def plan(name: str, overrides: Iterable[str] = (), only: Sequence[str] = ()) -> 
     """A recipe's checked runs for the product of all values listed, times its variants, by the names of folders."""
     listed = [options(text) for text in overrides]
     _distinct(listed)
-    raw = variants(name, only)
+    raw = variants(name, only, [keys for keys, _ in listed])
     axes = {variant: _axes(listed, variant) for variant in raw}
     count = sum(math.prod(len(listed[i][1]) for i in own) for own in axes.values())
     if count > MOST:
@@ -105,11 +94,50 @@ def plan(name: str, overrides: Iterable[str] = (), only: Sequence[str] = ()) -> 
             twin = known.setdefault(json.dumps(tables(recipe)), values)
             for key in values:
                 if values[key] != twin[key]:  # another change covers this one, or the two are the same file
-                    raise RecipeError(f"{key} = {_shown(twin[key])} and {_shown(values[key])} make the same run")
+                    raise RecipeError(f"{key} = {shown(twin[key])} and {shown(values[key])} make the same run")
             made.append((Setting(variant, values), recipe))
     names = _names([setting for setting, _ in made], made[0][1].name)
     runs = dict(zip(names, made, strict=True))
     return {n: recipe for n, (_, recipe) in runs.items()}, Sweep({n: setting for n, (setting, _) in runs.items()})
+
+
+def extended(plan: Mapping[str, Recipe], sweep: Sweep, known: Mapping[str, Recipe]) -> tuple[dict[str, Recipe], Sweep]:
+    """A sweep whose runs keep the folders they have in the plan of an earlier one, all of whose runs it must have."""
+    places: dict[str, list[str]] = {}  # by content: between two commands names may change, results may not
+    for name, recipe in plan.items():
+        places.setdefault(json.dumps(tables(recipe)), []).append(name)
+    kept: dict[str, str] = {}
+    for old, recipe in known.items():
+        same = places.get(json.dumps(tables(recipe)), [])
+        if not same:
+            raise RunError(f"its run {shown(old)} is not among these: {difference(recipe, plan.values())}")
+        new = old if old in same else same[0]
+        same.remove(new)
+        kept[new] = old
+    taken = {name.casefold() for name in known}
+    names = {name: kept[name] if name in kept else _untaken(name, taken) for name in plan}
+    return {names[n]: r for n, r in plan.items()}, Sweep({names[n]: s for n, s in sweep.runs.items()})
+
+
+def difference(recipe: Recipe, others: Iterable[Recipe]) -> str:
+    """The first key in which a recipe differs from the one that is most like it."""
+    mine = dict(_flat(tables(recipe)))
+    found = []
+    for other in others:
+        theirs = dict(_flat(tables(other)))
+        found.append([(k, theirs.get(k)) for k in {**mine, **theirs} if mine.get(k) != theirs.get(k)])
+    key, value = min(found, key=len)[0]
+    then, now = ("not set" if v is None else shown(v) for v in (mine.get(key), value))
+    return f"{key} is {then} there, but {now} here"
+
+
+def _flat(raw: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Tables as one, with dotted keys."""
+    if isinstance(raw, Mapping):
+        for key, value in raw.items():
+            yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, raw
 
 
 def _distinct(listed: Sequence[tuple[list[str], list[Any]]]) -> None:
@@ -122,7 +150,7 @@ def _distinct(listed: Sequence[tuple[list[str], list[Any]]]) -> None:
         seen.add(key)
         for i, value in enumerate(values):
             if value in values[:i]:
-                raise RecipeError(f"{key} = {_shown(value)}: listed twice; each value must be another")
+                raise RecipeError(f"{key} = {shown(value)}: listed twice; each value must be another")
 
 
 def _axes(listed: Sequence[tuple[list[str], list[Any]]], variant: str | None) -> dict[int, str]:
@@ -140,9 +168,12 @@ def _axes(listed: Sequence[tuple[list[str], list[Any]]], variant: str | None) ->
     return places
 
 
-def _labels(keys: Iterable[str]) -> dict[str, str]:
+def _keys(settings: Iterable[Setting]) -> list[str]:
+    return list(dict.fromkeys(key for setting in settings for key in setting.values))
+
+
+def _labels(keys: Sequence[str]) -> dict[str, str]:
     """What each key is called: its last part, method for method.name, or all of it where two would be called alike."""
-    keys = list(dict.fromkeys(keys))
     short = {key: re.sub(r"(.)\.name$", r"\1", key).split(".")[-1] for key in keys}
     uses = Counter(short.values())
     return {key: label if uses[label] == 1 and label != "variant" else key for key, label in short.items()}
@@ -156,28 +187,29 @@ def _title(places: Mapping[str, str]) -> str:
 def _places(setting: Setting, labels: Mapping[str, str]) -> dict[str, str]:
     """What sets a run apart as it is shown, by label."""
     here = {} if setting.variant is None else {"variant": setting.variant}
-    return here | {labels[key]: _text(value) for key, value in setting.values.items()}
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return here | {labels[key]: as_text(value) for key, value in setting.values.items()}
 
 
 def _names(settings: Sequence[Setting], recipe: str) -> list[str]:
     """A folder's name for each run: readable, allowed everywhere, and no two alike even if case does not count."""
-    labels = _labels(key for setting in settings for key in setting.values)
+    labels = _labels(_keys(settings))
     taken: set[str] = set()
     names = []
     for setting in settings:
         title = _title(_places(setting, labels)) or recipe
         whole = re.sub(r'[/\\:<>"|?*\x00-\x1f\x7f]', "-", title).strip(" .")
-        name, n = whole[:100].strip(" ."), 2
-        while name.casefold() in taken:
-            name, n = f"{whole[:90].strip()} ({n})", n + 1
-        named("run", name)
-        taken.add(name.casefold())
-        names.append(name)
+        names.append(_untaken(whole, taken))
+        named("run", names[-1])
     return names
+
+
+def _untaken(whole: str, taken: set[str]) -> str:
+    """A name cut to length, with a number if it is taken; from then on it is."""
+    name, n = whole[:100].strip(" ."), 2
+    while name.casefold() in taken:
+        name, n = f"{whole[:90].strip()} ({n})", n + 1
+    taken.add(name.casefold())
+    return name
 
 
 # -- the table -------------------------------------------------------------------------------------------------------
@@ -209,65 +241,14 @@ class Group:
 
 
 @dataclass(frozen=True)
-class SweepTable(Comparison):
+class SweepTable(Sheet):
     """One row per group of runs: means and standard deviations over seeds, in raw numbers."""
 
     labels: tuple[tuple[str, str], ...] = ()  # the keys of rows that set groups apart, and what they are called
 
-    def csv(self) -> str:
-        """The rows as comma-separated values, not rounded."""
-        text = StringIO()
-        writer = csv.DictWriter(text, list(self.rows[0]), lineterminator="\n")
-        writer.writeheader()
-        for row in self.rows:
-            given = {key: _text(row[key]) for key, _ in self.labels if row[key] is not None}
-            late = [f"{name}_mean" for name in _TO_TARGET if row["target"] is not None and not row["reached"]]
-            writer.writerow(row | given | dict.fromkeys(late, "not reached"))
-        return text.getvalue()
-
-    def rich(self, width: int | None = None) -> Table:
-        """The rows as a table for a terminal, with the notes below it; in parts if it is wider than ``width``."""
-        from rich import get_console
-        from rich.table import Table
-        from rich.text import Text
-
-        width = get_console().width if width is None else width
-        who, results, costs = self._parts()
-        parts = [[*who, *results, *costs]]
-        if not self._fits(parts[0], width):
-            parts = []
-            for columns in (results, costs):
-                parts.append([*who, columns[0]])
-                for column in columns[1:]:
-                    if not self._fits([*parts[-1], column], width):
-                        parts.append([*who])
-                    parts[-1].append(column)
-        grid = Table.grid()
-        for part in parts:
-            grid.add_row(self._table(part, width))
-        for note in self.notes:
-            grid.add_row(Text(f"Note: {note}"))
-        return grid
-
-    def _fits(self, columns: Sequence[Column], width: int) -> bool:
-        first = columns[0]
-        most = max(len(text) for text in (first.title, *map(first.show, self.rows)))
-        return self._widths(columns, width)[0] >= min(_NAME, most)
-
-    def _widths(self, columns: Sequence[Column], width: int) -> list[int]:
-        """As for any comparison, but a mean and its deviation stay on one line."""
-        whole = [
-            Column(c.title, lambda row, show=c.show: show(row).replace(" ± ", "_±_"), c.words)  # type: ignore[misc]
-            for c in columns
-        ]
-        return super()._widths(whole, width)
-
-    def _columns(self) -> list[Column]:
-        return [column for part in self._parts() for column in part]
-
-    def _parts(self) -> tuple[list[Column], list[Column], list[Column]]:
+    def parts(self) -> tuple[list[Column], ...]:
         """What is shown of a row: what sets it apart, its results, its costs."""
-        scale, unit = _flop_unit(max(row["flops_mean"] for row in self.rows))
+        scale, unit = flop_unit(max(row["flops_mean"] for row in self.rows))
         who = [Column(label, partial(_cell, key), words=not _numbers(self.rows, key)) for key, label in self.labels]
         results = [
             Column("seeds", lambda r: str(r["seeds"])),
@@ -277,51 +258,47 @@ class SweepTable(Comparison):
         ]
         if any(row["shared_accuracy_mean"] is not None for row in self.rows):
             results.append(Column("shared %", lambda r: _mean_std(r, "shared_accuracy")))
-        targets = {row["target"] for row in self.rows}
-        if targets != {None}:
-            goal = "target"
-            if len(targets) == 1:
-                goal = f"{_share(targets.pop())} %"
-            else:
-                results.append(Column("target %", lambda r: "" if r["target"] is None else _share(r["target"])))
+        goal, told = target_columns(self.rows)
+        results += told
+        if goal:
             results.append(Column(f"rounds to {goal}", _rounds))
         costs = [
-            Column("MB wire", lambda r: _amount(r["wire_bytes_mean"] / 1e6)),
-            Column("MB paper", lambda r: _amount(r["paper_bytes_mean"] / 1e6)),
-            Column(unit, lambda r: _amount(r["flops_mean"] / scale)),
+            Column("MB wire", lambda r: amount(r["wire_bytes_mean"] / 1e6)),
+            Column("MB paper", lambda r: amount(r["paper_bytes_mean"] / 1e6)),
+            Column(unit, lambda r: amount(r["flops_mean"] / scale)),
         ]
         return who or [Column("run", lambda r: str(r["group"]), words=True)], results, costs
 
 
-def table(runs: Sequence[Run], sweep: Sweep, out: Path | None = None, target: float | None = None) -> SweepTable:
-    """A sweep's finished runs as one row per group, with tables and figures in the folder ``out`` if one is given.
+def table(
+    settings: Mapping[Run, Setting], out: Path | None = None, target: float | None = None, device: Device | None = None
+) -> SweepTable:
+    """Finished runs as one row per group, with tables and figures in the folder ``out`` if one is given.
 
-    The cost to reach a mean accuracy is told for ``target``, or without it for the target of each run's own recipe.
+    The cost to reach a mean accuracy is told for ``target``, or without it for the target of each run's own recipe;
+    the time and energy of a round for ``device``, if one is given.
     """
     if target is not None and not 0 < target <= 1:
         raise ValueError(f"target = {target!r}: must be more than 0 and at most 1")
-    groups = group(runs, sweep, target)
-    labels = _labels(sweep.axes)
-    told = [("variant", "variant")] if any(s.variant is not None for s in sweep.runs.values()) else []
+    groups = group(settings, target, device)
+    labels = _labels(_keys(settings.values()))
+    told = [("variant", "variant")] if any(s.variant is not None for s in settings.values()) else []
     told += [(key, label) for key, label in labels.items() if key != "seed"]
-    made = SweepTable(tuple(g.row for g in groups), tuple(_notes(runs, groups)), (), tuple(told))
+    made = SweepTable(tuple(g.row for g in groups), tuple(_notes(settings, groups, labels)), (), tuple(told))
     if out is None or not groups:
         return made
     try:
         out.mkdir(parents=True, exist_ok=True)
-        return SweepTable(made.rows, made.notes, tuple(_write(made, groups, labels, out)), made.labels)
+        return replace(made, files=tuple(_write(made, groups, labels, out)))
     except OSError as error:
         raise RunError(f"cannot write the tables of the sweep into {out}: {error.strerror}") from error
 
 
-def group(runs: Iterable[Run], sweep: Sweep, target: float | None = None) -> list[Group]:
+def group(settings: Mapping[Run, Setting], target: float | None = None, device: Device | None = None) -> list[Group]:
     """Finished runs by all that sets them apart but the seed; runs in which no client was ever tested are left out."""
-    labels = _labels(sweep.axes)
+    labels = _labels(_keys(settings.values()))
     found: dict[str, tuple[Setting, list[Run]]] = {}
-    for run in runs:
-        if run.path.name not in sweep.runs:
-            raise RunError(f"{run.path} is not of this sweep: {SWEEP} does not name it")
-        setting = sweep.runs[run.path.name]
+    for run, setting in settings.items():
         if run.summary["accuracy"] is not None:
             bare = Setting(setting.variant, {k: v for k, v in setting.values.items() if k != "seed"})
             found.setdefault(json.dumps([bare.variant, bare.values]), (bare, []))[1].append(run)
@@ -330,46 +307,46 @@ def group(runs: Iterable[Run], sweep: Sweep, target: float | None = None) -> lis
         places = _places(setting, labels)
         row: Row = {"group": _title(places) or members[0].recipe.name, "variant": setting.variant}
         row |= {key: setting.values.get(key) for key in labels if key != "seed"}
-        groups.append(Group(places, setting.values, tuple(members), row | _measures(members, target)))
+        groups.append(Group(places, setting.values, tuple(members), row | _measures(members, target, device)))
     return groups
 
 
-def _measures(runs: Sequence[Run], target: float | None) -> Row:
+def _measures(runs: Sequence[Run], target: float | None, device: Device | None) -> Row:
     """Means and standard deviations over the runs of a group; None where there are too few runs for one."""
-    each = [_row(run, run.path.name, target) for run in runs]
-    for row in each:
+    each = [run_row(run, run.path.name, target) for run in runs]
+    costs: Row = {}
+    for run, row in zip(runs, each, strict=True):
         row["wire_bytes"] = row["down_bytes"] + row["up_bytes"]
+        costs = {} if device is None else cost_row(cost_of(run, device))
+        row |= costs
     out: Row = {"seeds": len(runs)}
-    for name in _MEASURES:
-        out |= _moments(name, [row[name] for row in each if row.get(name) is not None])
+    for name in (*_MEASURES, *costs):
+        out |= moments(name, [row[name] for row in each if row.get(name) is not None])
     hits = [row for row in each if row["rounds_to_target"] is not None]
     out |= {"target": each[0]["target"], "reached": None if each[0]["target"] is None else len(hits)}
     for name in _TO_TARGET:  # of those that reached it
-        out |= _moments(name, [row[name] for row in hits])
+        out |= moments(name, [row[name] for row in hits])
     return out
 
 
-def _moments(name: str, values: Sequence[float]) -> Row:
+def moments(name: str, values: Sequence[float]) -> Row:
+    """Mean and standard deviation of some values, None where there are too few."""
     mean = fmean(values) if values else None
     return {f"{name}_mean": mean, f"{name}_std": stdev(values) if len(values) > 1 else None}
 
 
-def _notes(runs: Sequence[Run], groups: Sequence[Group]) -> Iterator[str]:
+def _notes(runs: Iterable[Run], groups: Sequence[Group], known: Collection[str]) -> Iterator[str]:
     if any(g.row["accuracy_std"] is not None for g in groups):
         yield "± is the standard deviation over seeds"
     untested = [run.path.name for run in runs if run.summary["accuracy"] is None]
     if untested:
         yield f"no client was ever tested in {', '.join(untested)}: left out"
-    points: dict[str, list[str]] = {}
-    for g in groups:
-        points.setdefault(g.runs[0].point, []).append(g.row["group"])
-    if len(points) > 1:
-        told = [f"{_POINTS[point]} in {', '.join(names)}" for point, names in points.items()]
-        yield f"accuracy is {', but '.join(told)}"
+    if groups:
+        yield from differences([g.runs[0] for g in groups], [g.row["group"] for g in groups], known)
 
 
 def _cell(key: str, row: Row) -> str:
-    return "" if row[key] is None else _text(row[key])
+    return "" if row[key] is None else as_text(row[key])
 
 
 def _numbers(rows: Iterable[Row], key: str) -> set[float]:
@@ -382,7 +359,7 @@ def _mean_std(row: Row, name: str) -> str:
     mean, std = row[f"{name}_mean"], row[f"{name}_std"]
     if mean is None:
         return ""
-    return _percent(mean) if std is None else f"{_percent(mean)} ± {_percent(std)}"
+    return percent(mean) if std is None else f"{percent(mean)} ± {percent(std)}"
 
 
 def _rounds(row: Row) -> str:
@@ -479,20 +456,22 @@ def _draw(
     wide = 1 if len(panels) == 1 else 2 if len(panels) in (2, 4) else 3
     high = -(-len(panels) // wide)
     order = list(dict.fromkeys(text for panel in panels for text, _ in panel.lines))
-    with _figure(path, *((8, 4) if len(panels) == 1 else (11, 0.8 + 2.8 * high))) as figure:
+    with drawing.figure(path, *((8, 4) if len(panels) == 1 else (11, 0.8 + 2.8 * high))) as figure:
         grid = list(figure.subplots(high, wide, sharex=True, sharey=True, squeeze=False).flat)
         handles: dict[str, Any] = {}
         for ax, panel in zip(grid, panels, strict=False):
             for text, line in panel.lines:
                 i = order.index(text)
-                look = _look(i, 1) | ({"color": _GREY, "linestyle": "-"} if i == _LINES - 1 else {})
+                look = drawing.look(i, 1) | ({"color": drawing.GREY, "linestyle": "-"} if i == _LINES - 1 else {})
                 handle = plot(ax, line, look)
                 handles.setdefault(text, handle)
             goals: list[Any] = []
             names: list[str] = []
-            _draw_goal(ax, goal, goals, names)
+            drawing.draw_goal(ax, goal, goals, names)
             heading = (
-                _short(panel.title, 34) if len(panels) > 1 else ", ".join(filter(None, [title, panel.title])) + note
+                drawing.shortened(panel.title, 34)
+                if len(panels) > 1
+                else ", ".join(filter(None, [title, panel.title])) + note
             )
             ax.set_title(heading, parse_math=False)
             ax.set_xlabel(label)
@@ -504,10 +483,10 @@ def _draw(
         if len(panels) > 1:
             figure.suptitle(title + note, x=0.01, ha="left", size=11, weight="bold")
         scale(grid[0])
-        _percent_axis(grid[0])
+        drawing.percent_axis(grid[0])
         shown = {text: handle for text, handle in handles.items() if text} | dict(zip(names, goals, strict=True))
         if shown:
-            _legend(figure, list(shown.values()), list(shown))
+            drawing.legend(figure, list(shown.values()), list(shown))
     return path
 
 
@@ -529,12 +508,12 @@ def _draw_rounds(groups: Sequence[Group], goal: float | None, path: Path) -> Pat
 
     note = _over_seeds(groups, "band")
     panels = _panels([_Series(g.places, (g,)) for g in groups])
-    return _draw(path, "Accuracy by round", note, "round", panels, goal, plot, _round_axis)
+    return _draw(path, "Accuracy by round", note, "round", panels, goal, plot, drawing.round_axis)
 
 
 def _curve(runs: Sequence[Run]) -> tuple[list[int], list[float], list[float]]:
     """Rounds at which all runs were evaluated, and the mean and deviation of their accuracies there, in percent."""
-    each = [{r["round"]: 100 * r[run.point]["accuracy"] for r in _evaluated(run, run.point)} for run in runs]
+    each = [{r["round"]: 100 * r[run.point]["accuracy"] for r in evaluated(run, run.point)} for run in runs]
     x = [t for t in each[0] if all(t in other for other in each)]
     at = [[curve[t] for curve in each] for t in x]
     return x, [fmean(values) for values in at], [stdev(values) for values in at] if len(runs) > 1 else []
@@ -662,4 +641,17 @@ def _log(ax: Axes) -> None:
     ax.xaxis.set_minor_formatter("")
 
 
-__all__ = ["MOST", "SWEEP", "Group", "Setting", "Sweep", "SweepTable", "group", "plan", "table"]
+__all__ = [
+    "MOST",
+    "SWEEP",
+    "Group",
+    "Setting",
+    "Sweep",
+    "SweepTable",
+    "difference",
+    "extended",
+    "group",
+    "moments",
+    "plan",
+    "table",
+]

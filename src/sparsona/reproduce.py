@@ -1,0 +1,357 @@
+"""Whole tables of papers: which runs they take, and what came of them beside what is printed, cell by cell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from sparsona.config import (
+    TABLES,
+    Recipe,
+    RecipeError,
+    assembled,
+    changed,
+    checked,
+    named,
+    nearest,
+    override,
+    read_toml,
+    recipes_dir,
+    shown,
+    variants,
+)
+from sparsona.core.fields import Natural, Positive
+from sparsona.report import evaluated
+from sparsona.results import Run, RunError, write
+from sparsona.sheet import Column, Row, Sheet
+from sparsona.sweep import moments
+
+TABLE = "table.json"  # beside plan.json: which cell each run is for
+
+# -- the file --------------------------------------------------------------------------------------------------------
+
+Figure = float | Literal["-"]  # what is printed in a cell, if anything is
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperColumn:
+    """A setting: a recipe and what is changed in it."""
+
+    name: str
+    recipe: str  # a recipe's name, or a file beside the table's
+    changes: tuple[str, ...] = ()  # key=value, as on the command line
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperRow:
+    """A method: a variant of the recipes, and the figures that are printed for it."""
+
+    name: str
+    variant: str | None = None  # none for recipes without variants
+    changes: tuple[str, ...] = ()
+    printed: tuple[Figure, ...]  # one for each column
+    deviation: tuple[Figure, ...] = ()  # what is printed behind a ±
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperTable:
+    """A table of a paper: rows of methods, columns of settings, and what is measured."""
+
+    title: str
+    source: str  # the paper, and the table's number in it
+    metric: Literal["accuracy", "bytes", "paper bytes", "flops", "note"] = "accuracy"
+    point: Literal["before", "after", "shared"] | None = None  # of accuracy: the recipe's first if left out
+    round: Literal["last", "best"] = "last"  # of accuracy
+    note: str | None = None  # which one, for metric "note", at the end
+    unit: Positive = 1.0  # what the figures printed are counted in, 1e9 for GB; accuracy is in percent
+    seeds: tuple[Natural, ...] = (1,)
+    columns: tuple[PaperColumn, ...]
+    rows: tuple[PaperRow, ...]
+
+    def __post_init__(self) -> None:
+        for where, names in (("columns", [c.name for c in self.columns]), ("rows", [r.name for r in self.rows])):
+            if not names:
+                raise ValueError(f"{where} = []: must be at least one")
+            for i, name in enumerate(names):
+                named(f"{where}[{i}].name", name)  # runs are called after it
+                if name.casefold() in [other.casefold() for other in names[:i]]:
+                    raise ValueError(f"{where}[{i}].name = {shown(name)}: given twice; each must have its own")
+        for i, row in enumerate(self.rows):
+            for what, values in (("printed", row.printed), ("deviation", row.deviation)):
+                if len(values) != len(self.columns) and (values or what == "printed"):
+                    least = f'must be {len(self.columns)}, one for each column, "-" for none'
+                    raise ValueError(f"rows[{i}].{what} has {len(values)} values: {least}")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds = {shown(list(self.seeds))}: must be at least one, each another")
+        if self.metric != "accuracy" and (self.point is not None or self.round != "last"):
+            raise ValueError(f"metric = {shown(self.metric)}: point and round are for accuracy only")
+        if self.metric == "accuracy" and self.unit != 1:
+            raise ValueError(f"unit = {self.unit}: accuracy is in percent and takes no unit")
+        if (self.metric == "note") != (self.note is not None):
+            raise ValueError(f'note = {shown(self.note or "")}: must be given for metric "note", and for no other')
+
+
+def table_names() -> list[str]:
+    """The tables that come with Sparsona: paper/table."""
+    base = recipes_dir()
+    files = (p.relative_to(base) for p in base.rglob("*.toml") if p.parent.name == TABLES)
+    return sorted((file.parent.parent / file.stem).as_posix() for file in files)
+
+
+def find_table(name: str) -> Path:
+    """A table's file, by path or by name."""
+    paper, _, table = name.rpartition("/")
+    for path in (Path(name), recipes_dir() / paper / TABLES / f"{table}.toml"):
+        if path.is_file():
+            return path
+    raise RecipeError(f"table {shown(name)}: no such file or table{nearest(name, table_names())}")
+
+
+def load_table(name: str) -> PaperTable:
+    """A table whose every field is checked, and whose recipes are those beside it or those of ours."""
+    path = find_table(name)
+    try:
+        table = _table(read_toml(path))
+    except ValueError as error:
+        text = str(error)
+        raise RecipeError(text if text.startswith(f"{path}: ") else f"{path}: {text}") from error
+    beside = {column.recipe: path.parent / column.recipe for column in table.columns}
+    columns = (
+        replace(c, recipe=str(file) if (file := beside[c.recipe]).is_file() else c.recipe) for c in table.columns
+    )
+    return replace(table, columns=tuple(columns))
+
+
+def _table(raw: Mapping[str, Any]) -> PaperTable:
+    built: dict[str, Any] = {}
+    for key, kind in (("columns", PaperColumn), ("rows", PaperRow)):
+        items = raw.get(key, [])
+        if not isinstance(items, list):
+            raise RecipeError(f"{key} = {shown(items)}: must be a list of tables")
+        built[key] = tuple(checked(kind, item, f"{key}[{i}]") for i, item in enumerate(items))
+    return assembled(PaperTable, {k: v for k, v in raw.items() if k not in built}, **built)
+
+
+# -- the plan --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """Which cell of a table each run is for, by the names of their folders."""
+
+    table: PaperTable
+    runs: Mapping[str, tuple[str, str]]  # column and row
+    rounds: int | None = None  # instead of the recipes' own
+
+    def json(self) -> str:
+        """The reproduction as a file."""
+        table = TypeAdapter(PaperTable).dump_python(self.table, mode="json", exclude_none=True)
+        return json.dumps({"table": table, "rounds": self.rounds, "runs": self.runs}, indent=1) + "\n"
+
+    @staticmethod
+    def read(folder: Path) -> Reproduction:
+        """The reproduction that a folder holds."""
+        file = folder / TABLE
+        try:
+            raw = json.loads(file.read_text(encoding="utf-8"))
+            runs = {str(name): (str(column), str(row)) for name, (column, row) in raw["runs"].items()}
+            return Reproduction(_table(raw["table"]), runs, raw["rounds"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"{file} is damaged: {type(error).__name__} {error}") from error
+
+
+def plan(
+    name: str, only: Sequence[str] = (), seeds: Sequence[int] = (), rounds: int | None = None
+) -> tuple[dict[str, Recipe], Reproduction]:
+    """The checked runs of a table, all or those of ``only`` some columns and rows, by the names of their folders."""
+    if rounds is not None and rounds < 1:
+        raise RecipeError(f"rounds = {rounds}: must be a whole number, at least 1")
+    table = load_table(name)
+    chosen = _chosen(table, only)
+    found: dict[str, Recipe] = {}
+    cells: dict[str, tuple[str, str]] = {}
+    for i, column in enumerate(table.columns):
+        try:
+            for row, seed, recipe in _column(table, column, seeds or table.seeds, rounds):
+                if (column.name, row.name) in chosen:
+                    run = f"{column.name} {row.name} seed={seed}"
+                    named("run", run)
+                    found[run], cells[run] = recipe, (column.name, row.name)
+        except RecipeError as error:
+            raise RecipeError(f"{find_table(name)}: columns[{i}] ({column.name}): {error}") from error
+    return found, Reproduction(table, cells, rounds)
+
+
+def _column(
+    table: PaperTable, column: PaperColumn, seeds: Sequence[int], rounds: int | None
+) -> Iterator[tuple[PaperRow, int, Recipe]]:
+    """The runs of a column, row by row."""
+    common = [override(text) for text in column.changes]
+    own = [[override(text) for text in row.changes] for row in table.rows]
+    raw = variants(column.recipe, keys=[keys for keys, _ in (*common, *(c for each in own for c in each))])
+    for i, (row, changes) in enumerate(zip(table.rows, own, strict=True)):
+        if row.variant not in raw:
+            if None in raw:
+                raise RecipeError(f"rows[{i}].variant = {shown(row.variant)}: {column.recipe} has no variants")
+            given = "is missing" if row.variant is None else f"= {shown(row.variant)} is no variant"
+            raise RecipeError(f"rows[{i}].variant {given}: {column.recipe}{nearest(row.variant or '', map(str, raw))}")
+        for seed in seeds:
+            more = [(["seed"], seed), *([] if rounds is None else [(["rounds"], rounds)])]
+            recipe = changed(raw, row.variant, [*common, *changes, *more])
+            if table.point is not None and table.point not in recipe.evaluate.points:
+                points = ", ".join(recipe.evaluate.points)
+                wanted = f"changes = [\"evaluate.points=['{table.point}']\"]"
+                raise RecipeError(f"point = {shown(table.point)}: {column.recipe} is tested {points} only; {wanted}")
+            yield row, seed, recipe
+
+
+def _chosen(table: PaperTable, only: Sequence[str]) -> set[tuple[str, str]]:
+    """The cells of the columns and rows that are named; a column also by what its name begins with, up to a dash."""
+    columns: set[str] = set()
+    rows: set[str] = set()
+    for word in only:
+        across = {c.name for c in table.columns if f"{c.name}-".startswith(f"{word}-")}
+        down = {r.name for r in table.rows if word in (r.name, r.variant)}
+        if not across and not down:
+            names = [*(c.name for c in table.columns), *(r.name for r in table.rows)]
+            raise RecipeError(f"only {shown(word)}: no such column or row{nearest(word, names)}")
+        columns |= across
+        rows |= down
+    return {
+        (c.name, r.name)
+        for c in table.columns
+        for r in table.rows
+        if c.name in (columns or {c.name}) and r.name in (rows or {r.name})
+    }
+
+
+# -- the result ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CellSheet(Sheet):
+    """One row per cell: what is printed, what came out, and the difference, in the units of the paper."""
+
+    decimals: int = 2
+
+    def parts(self) -> tuple[list[Column], ...]:
+        """What is shown of a cell."""
+        who = [
+            Column("setting", lambda r: str(r["column"]), words=True),
+            Column("method", lambda r: str(r["row"]), words=True),
+        ]
+        return who, [
+            Column("paper", lambda r: self._figure(r["printed"], r["printed_std"])),
+            Column("ours", lambda r: self._figure(r["mean"], r["std"])),
+            Column("difference", lambda r: self._figure(r["difference"], None, "+")),
+            Column("seeds", lambda r: str(r["seeds"])),
+        ]
+
+    def _figure(self, value: float | None, std: float | None, sign: str = "") -> str:
+        if value is None:
+            return "-"
+        text = f"{value:{sign}.{self.decimals}f}"
+        return text if std is None else f"{text} ± {std:.{self.decimals}f}"
+
+
+def result(made: Reproduction, runs: Iterable[Run], out: Path | None = None) -> CellSheet:
+    """The cells that finished runs are for, with CSV and Markdown in the folder ``out`` if one is given."""
+    table = made.table
+    found: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        if run.path.name not in made.runs:
+            raise RunError(f"{run.path} is not of this table: {TABLE} does not name it")
+        found.setdefault(made.runs[run.path.name], []).append(run)
+    rows = []
+    untested = []
+    for i, column in enumerate(table.columns):
+        for row in table.rows:
+            if members := found.get((column.name, row.name)):
+                values = [_value(table, run) for run in members]
+                untested += [run.path.name for run, value in zip(members, values, strict=True) if value is None]
+                rows.append(_cell(column, row, i, [value for value in values if value is not None]))
+    digits = [_decimals(v) for row in rows for v in (row["printed"], row["printed_std"]) if v is not None]
+    notes = tuple(_notes(made, rows, untested, {run.recipe.seed for each in found.values() for run in each}))
+    sheet = CellSheet(tuple(rows), notes, (), max(digits, default=2))
+    if out is None or not rows:
+        return sheet
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write(out / "table.csv", sheet.csv())
+        write(out / "table.md", f"# {table.source}\n\n{table.title}\n\n{sheet.markdown()}")
+    except OSError as error:
+        raise RunError(f"cannot write the table into {out}: {error.strerror}") from error
+    return replace(sheet, files=(out / "table.csv", out / "table.md"))
+
+
+def _cell(column: PaperColumn, row: PaperRow, place: int, values: Sequence[float]) -> Row:
+    printed, deviation = (
+        None if not each or each[place] == "-" else float(each[place]) for each in (row.printed, row.deviation)
+    )
+    of = moments("value", values)
+    mean = of["value_mean"]
+    return {
+        "column": column.name,
+        "row": row.name,
+        "recipe": column.recipe,
+        "variant": row.variant,
+        "seeds": len(values),
+        "printed": printed,
+        "printed_std": deviation,
+        "mean": mean,
+        "std": of["value_std"],
+        "difference": None if mean is None or printed is None else mean - printed,
+    }
+
+
+def _value(table: PaperTable, run: Run) -> float | None:
+    """What a run comes to in the units of the table; None if no client was ever tested."""
+    total = run.summary["total"]
+    if table.metric == "accuracy":
+        point = table.point or run.point
+        scores = [100 * r[point]["accuracy"] for r in evaluated(run, point)]
+        return None if not scores else max(scores) if table.round == "best" else scores[-1]
+    if table.metric == "note":
+        notes: dict[str, float] = next((r["notes"] for r in reversed(run.rounds) if r.get("notes")), {})
+        if table.note not in notes:
+            told = f"has {', '.join(notes)}" if notes else "has none"
+            raise RunError(f"note = {shown(table.note)}: {run.path} {told}")
+        return notes[table.note] / table.unit
+    keys = {"bytes": ("down", "up"), "paper bytes": ("paper_down", "paper_up"), "flops": ("flops",)}[table.metric]
+    return float(sum(total[key] for key in keys)) / table.unit
+
+
+def _decimals(value: float) -> int:
+    return len(f"{value:.10g}".partition(".")[2])
+
+
+def _notes(made: Reproduction, rows: Sequence[Row], untested: Sequence[str], seeds: set[int]) -> Iterator[str]:
+    if made.rounds is not None:
+        yield f"rounds = {made.rounds} in every run instead of the recipes' own: this is not the setting of the paper"
+    if seeds != set(made.table.seeds):
+        given, asked = (", ".join(map(str, sorted(each))) for each in (seeds, made.table.seeds))
+        yield f"seeds {given}, where the table asks for {asked}"
+    if any(row["std"] is not None for row in rows):
+        yield "± is the standard deviation over seeds"
+    if untested:
+        yield f"no client was ever tested in {', '.join(untested)}: left out"
+
+
+__all__ = [
+    "TABLE",
+    "CellSheet",
+    "PaperColumn",
+    "PaperRow",
+    "PaperTable",
+    "Reproduction",
+    "find_table",
+    "load_table",
+    "plan",
+    "result",
+    "table_names",
+]
