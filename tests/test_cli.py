@@ -218,7 +218,9 @@ def test_a_recipe_is_shown_as_a_recipe_that_runs_alike() -> None:
     assert plan["personal"]["method"]["pull"] == 0.5
     Path("shown.toml").write_text(ok("show", saved("x.toml")).stdout)
     assert ok("show", "shown.toml").stdout == ok("show", "x.toml").stdout
-    assert refused("show", "dito") == '"dito": no such method, recipe, file or run folder; did you mean "ditto"?'
+    assert (
+        refused("show", "dito") == '"dito": no such method, section, recipe, file or run folder; did you mean "ditto"?'
+    )
 
 
 def test_data_as_table_and_picture(folder: Path) -> None:
@@ -466,7 +468,9 @@ def test_every_small_recipe_runs(name, tmp_path):
     assert all(run["accuracy"] is not None for run in json.loads(done.stdout)["runs"])
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
-def test_every_field_of_every_method_is_explained(name):
+@pytest.mark.parametrize(
+    "name", [*sorted(METHODS), "data", "model", "fleet", "topology", "evaluate", "engine", "results"]
+)
+def test_every_field_of_every_method_and_section_is_explained(name):
     shown = json.loads(call("show", name, "--json").stdout)
     assert [field for field in shown["fields"] if not shown["meaning"].get(field)] == []

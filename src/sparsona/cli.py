@@ -311,20 +311,22 @@ def recipes(as_json: Json = False) -> None:
 
 @app.command(epilog="Examples: sparsona show ditto | sparsona show quickstart | sparsona show runs/quickstart-1/shared")
 def show(
-    name: Annotated[str, typer.Argument(help="A method, a recipe or a run folder.")],
+    name: Annotated[str, typer.Argument(help="A method, a section such as topology, a recipe or a run folder.")],
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Show a method's fields, a recipe with all of its defaults, or how a run ended."""
+    """Show what can be set of a method or in a section, a recipe with all of its defaults, or how a run ended."""
     with _errors(as_json):
         path = Path(name)
         if name in METHODS and not path.exists():
-            _show_method(name, as_json)
+            _show_fields(name, METHODS[name], "method", as_json)
+        elif name in _sections() and not path.exists():
+            _show_fields(name, _sections()[name], name, as_json)
         elif any((path / marker).is_file() for marker in ("recipe.toml", "plan.json")):
             _show_runs(path, as_json)
         elif not path.is_file() and name not in recipe_names():
-            known = nearest(name, [*METHODS, *recipe_names()])
-            raise RecipeError(f"{json.dumps(name)}: no such method, recipe, file or run folder{known}")
+            known = nearest(name, [*METHODS, *_sections(), *recipe_names()])
+            raise RecipeError(f"{json.dumps(name)}: no such method, section, recipe, file or run folder{known}")
         else:
             plan = {variant: tables(r) for variant, r in load(name, overrides or ()).items()}
             if as_json:
@@ -904,18 +906,25 @@ def _show_lines(title: str, lines: list[Line]) -> None:
     _tell(f"{sum(line.agrees for line in lines)} of {len(lines) - stated} agree{told}")
 
 
-def _show_method(name: str, as_json: bool) -> None:
-    kind = METHODS[name]
+def _sections() -> dict[str, type]:
+    """The tables of a recipe besides its method."""
+    hints = typing.get_type_hints(Recipe)
+    return {f.name: hints[f.name] for f in dataclasses.fields(Recipe) if dataclasses.is_dataclass(hints[f.name])}
+
+
+def _show_fields(name: str, kind: type, section: str, as_json: bool) -> None:
+    """What can be set of a method, or in a section of a recipe."""
+    about = _about(kind) if section == "method" else inspect.getdoc(kind) or ""
     hints = typing.get_type_hints(kind, include_extras=True)
     fields = dataclasses.fields(kind)
     takes = {f.name: allowed(hints[f.name]) for f in fields}
     defaults = {f.name: None if required(f) else f.default for f in fields}
     meanings = _meanings(kind)
     if as_json:
-        _print({"name": name, "about": _about(kind), "fields": defaults, "allowed": takes, "meaning": meanings})
+        _print({"name": name, "about": about, "fields": defaults, "allowed": takes, "meaning": meanings})
         return
-    _tell(f"{name}: {_about(kind)}")
-    title = f"[method] of a recipe, or method.FIELD=VALUE ({kind.__module__})"
+    _tell(f"{name}: {about}")
+    title = f"[{section}] of a recipe, or {section}.FIELD=VALUE ({kind.__module__})"
     table = Table("field", "allowed", "default", "meaning", title=escape(title))
     for f in fields:
         default = "required" if required(f) else "none" if f.default is None else json.dumps(plain(f.default))

@@ -53,7 +53,7 @@ class EvaluateConfig:
 
     every: Count = 1  # rounds between two evaluations; the last round is always evaluated
     points: tuple[Literal["before", "after", "shared"], ...] = ("before",)  # local training; or the server's one model
-    batch: Count = 128
+    batch: Count = 128  # samples at a time; it changes speed and memory alone
     target: PositiveShare | None = None  # mean accuracy whose cost is reported
 
     def __post_init__(self) -> None:
@@ -66,8 +66,8 @@ class EvaluateConfig:
 class EngineConfig:
     """Where the clients run; it never changes a result."""
 
-    name: Literal["local", "pool"] = "pool"
-    workers: Count = 2
+    name: Literal["local", "pool"] = "pool"  # one client at a time in this process, or worker processes
+    workers: Count = 2  # pool: how many processes; one per core is best
     checkpoint_every: Count = 1  # rounds between two checkpoints
 
 
@@ -75,7 +75,7 @@ class EngineConfig:
 class ResultsConfig:
     """What a run leaves besides its records."""
 
-    figures: bool = True
+    figures: bool = True  # draw them
     models: bool = False  # each client's personal model as safetensors
 
 

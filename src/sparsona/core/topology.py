@@ -69,7 +69,7 @@ class Plan:
 class Topology:
     """Who talks to whom without a server, round by round."""
 
-    name: Literal["random", "ring", "full", "groups", "edges"] = "random"
+    name: Literal["random", "ring", "full", "groups", "edges"] = "random"  # who reads whom; edges: as a file says
     neighbours: Count = 10  # random: how many each one reads, M; groups: their size less one
     fixed: bool = False  # random, groups: drawn once, not every round
     edges: str = ""  # edges: a file of pairs "a b", one a line

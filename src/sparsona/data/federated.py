@@ -31,32 +31,32 @@ Purpose = Literal["train", "validation", "test"]
 class DataConfig:
     """Which data, who holds what of it, and what each client is tested on."""
 
-    source: SourceName = "digits"
-    clients: Annotated[int, Ge(1)] = 20
-    partition: PartitionName = "dirichlet"
+    source: SourceName = "digits"  # the data set
+    clients: Annotated[int, Ge(1)] = 20  # how many it is divided among
+    partition: PartitionName = "dirichlet"  # who holds what: by label, by a natural key, or as a file says
     alpha: Annotated[float, Interval(gt=0, le=1e6)] = 0.3  # dirichlet: smaller is more skewed
     balanced: bool = False  # dirichlet: equal sizes
-    classes_per_client: Annotated[int, Ge(1)] = 2  # pathological
-    shards_per_client: Annotated[int, Ge(1)] = 2  # shards
+    classes_per_client: Annotated[int, Ge(1)] = 2  # pathological: exactly so many classes each
+    shards_per_client: Annotated[int, Ge(1)] = 2  # shards: pieces of the data sorted by label
     noniid: Annotated[float, Interval(ge=0, le=1)] = 1.0  # lambda: 0 is random, 1 is sorted by label
     key: str = ""  # natural: writer, site, movie, ...
     merge_keys: bool = False  # natural: all keys, several to a client, instead of a choice of them
-    partition_file: str = ""  # file
+    partition_file: str = ""  # file: its path
     min_samples: Annotated[int, Ge(1)] = 10  # dirichlet sees to it, natural leaves smaller keys out, others fail
     sample_share: Annotated[float, Interval(gt=0, le=1)] = 1.0  # divide a random share of the samples only
     samples_per_client: Annotated[int, Ge(1)] | None = None  # at most so many, a random choice
     split: SplitName = "ratio"  # cut what a client holds; or its label mix, or the same partition, of the test set
     pool: bool = False  # ratio: divide training and official test set together
     train_share: Annotated[float, Gt(0)] = 0.7  # relative to each other: 450, 50, 100 will do
-    validation_share: Annotated[float, Ge(0)] = 0.1
+    validation_share: Annotated[float, Ge(0)] = 0.1  # held back from training
     test_share: Annotated[float, Gt(0)] = 0.2  # ratio only
     test_samples: Annotated[int, Ge(1)] = 100  # label_mix
     test_overlap: bool = True  # label_mix: where a class runs out, two clients may be tested on one sample
     augment: Literal["none", "crop", "crop-flip"] = "none"  # pictures, in training: moved by up to 4 pixels; mirrored
     side: Annotated[int, Interval(ge=1, le=4096)] | None = None  # pictures: resized to so many pixels a side
     copies: tuple[Annotated[int, Ge(1)], ...] = ()  # how often each class's training samples count; empty: once
-    vocabulary: Annotated[int, Interval(ge=3, le=1_000_000)] = 10_000  # text
-    length: Annotated[int, Interval(ge=1, le=10_000)] = 256  # text
+    vocabulary: Annotated[int, Interval(ge=3, le=1_000_000)] = 10_000  # text: so many of the most frequent words
+    length: Annotated[int, Interval(ge=1, le=10_000)] = 256  # text: so many words of each, the last ones
 
     def __post_init__(self) -> None:
         if self.pool and self.split != "ratio":
