@@ -53,7 +53,7 @@ class EvaluateConfig:
 
     every: Count = 1  # rounds between two evaluations; the last round is always evaluated
     points: tuple[Literal["before", "after", "shared"], ...] = ("before",)  # local training; or the server's one model
-    batch: Count = 128  # samples at a time; it changes speed and memory alone
+    batch: Count = 128  # samples at a time
     target: PositiveShare | None = None  # mean accuracy whose cost is reported
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -323,20 +324,20 @@ def _write(
         ("bytes", "MB sent, both directions", lambda r: _sent(r["total"]) / 1e6),
         ("flops", f"{unit} computed", lambda r: r["total"]["flops"] / scale),
     ]
+    for name in ("accuracy-time.png", "told.png", "gain.png"):  # an earlier comparison in this folder may have more
+        (out / name).unlink(missing_ok=True)
+    if any("clock" in run.rounds[0] for run in runs):
+        axes.append(("time", "simulated time, in one client's training times", lambda r: r["elapsed"]))
     figures = [
         _draw_curves(runs, names, goal, label, along, out / f"accuracy-{name}.png") for name, label, along in axes
     ]
     if told := _told(runs):
         figures.append(_draw_told(runs, names, told, out / "told.png"))
-    else:
-        (out / "told.png").unlink(missing_ok=True)  # of an earlier comparison in this folder
     figures.append(_draw_cost(costs, names, device, out / "cost.png"))
     each = [run.client_accuracy() for run in runs]
     figures.append(_draw_clients(each, names, out / "clients.png"))
     if len(runs) > 1:
         figures.append(_draw_gain(each, _gains(runs, names, each), out / "gain.png"))
-    else:
-        (out / "gain.png").unlink(missing_ok=True)  # of an earlier comparison in this folder
     write(out / "compare.csv", table.csv())
     write(out / "compare.md", table.markdown() + "".join(f"\n![{f.stem}]({f.name})\n" for f in figures))
     yield from (out / "compare.csv", out / "compare.md", *figures)
@@ -416,6 +417,11 @@ def _client_room(ax: Axes, clients: int) -> None:
     ax.set_xlim(-0.7 - room, clients - 0.3 + room)
 
 
+def _length(row: Row) -> float:
+    """How many training times a round takes with all waiting; with a server, nobody waits."""
+    return float(row["clock"]["length"]) if "clock" in row else 1.0
+
+
 def _draw_curves(
     runs: Sequence[Run], names: Sequence[str], goal: float | None, label: str, along: Callable[[Row], float], path: Path
 ) -> Path:
@@ -425,7 +431,8 @@ def _draw_curves(
         ends = []
         first = []
         for i, run in enumerate(runs):
-            rows = evaluated(run, run.point)
+            ends_at = accumulate(_length(r) for r in run.rounds)
+            rows = [r | {"elapsed": at} for r, at in zip(run.rounds, ends_at, strict=True) if r.get(run.point)]
             x = [along(r) for r in rows]
             first.append(x[0])
             ends.append(x[-1])
