@@ -74,6 +74,11 @@ class Layout:
         return sum(s.size for s in self.slots if s.kind != "buffer")
 
     @cached_property
+    def trained(self) -> Layout:
+        """The same without buffers: of the vector's first part alone."""
+        return Layout(tuple(s for s in self.slots if s.kind != "buffer"))
+
+    @cached_property
     def sizes(self) -> list[int]:
         """Entries of each tensor, in order."""
         return [s.size for s in self.slots]

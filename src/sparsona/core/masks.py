@@ -21,8 +21,10 @@ from torch import Tensor
 
 from sparsona.core.layout import Layout, Mask, Vector, picked, places
 from sparsona.core.rng import Rng
+from sparsona.core.wire import Sparse
 
 Each = Literal["layer", "neuron"]  # what the compressibility index is taken of
+Piece = Literal["layer", "model"]  # what entries compete in: a tensor, or the whole vector
 Scope = Sequence[bool]  # one flag per tensor: may its entries be masked? None stands for ``trainable``
 
 _SLIP = 1e-9  # what double arithmetic may be off by, so that 0.3 * 50 is 15 both rounded up and rounded down
@@ -139,6 +141,38 @@ def top_each(layout: Layout, score: Vector, counts: Sequence[int]) -> Mask:
     return torch.cat([top(s, k) for s, k in zip(layout.split(score), counts, strict=True)])
 
 
+def pieces(layout: Layout, vec: Tensor, each: Piece) -> tuple[Tensor, ...]:
+    """The vector tensor by tensor, or in one piece: views, never copies."""
+    _one_of("each", each, "layer", "model")
+    return layout.split(vec) if each == "layer" else (vec,)
+
+
+def largest(layout: Layout, vec: Vector, sparsity: float, each: Piece = "layer") -> Mask:
+    """The entries of largest magnitude that remain of each piece when a share ``sparsity`` of it is left out."""
+    return torch.cat([top(p.abs(), kept(p.numel(), sparsity)) for p in pieces(layout, vec, each)])
+
+
+def miscount(layout: Layout, mask: Mask, sparsity: float, each: Piece = "layer") -> str:
+    """What is wrong with the number of ones of a mask that ``largest`` should have given, if anything."""
+    for piece in pieces(layout, mask, each):
+        ones, due = int(torch.count_nonzero(piece)), kept(piece.numel(), sparsity)
+        if ones != due:
+            return f"holds {ones} of {piece.numel()} entries, not {due}"
+    return ""
+
+
+def mixed(a: Mask, b: Mask, share: float, rng: Rng) -> Mask:
+    """As many places as ``a`` has: those of both, and of the rest, by lot, a ``share`` from b and what is left from a.
+
+    The share is rounded (halves to even); if ``b`` has fewer places of its own, all of them.
+    """
+    _within("share", share, 0, 1)
+    only_a, only_b = a & ~b, b & ~a
+    rest = int(torch.count_nonzero(only_a))
+    from_b = min(round(share * rest), int(torch.count_nonzero(only_b)))
+    return a & b | draw(only_a, rest - from_b, rng("a")) | draw(only_b, from_b, rng("b"))
+
+
 def random(layout: Layout, counts: Sequence[int], rng: Rng) -> Mask:
     """``counts`` entries of each tensor, uniformly."""
     out = torch.ones(layout.dim, dtype=torch.bool)
@@ -199,6 +233,23 @@ class Packed:
     def mask(self) -> Mask:
         """The mask again."""
         return torch.from_numpy(np.unpackbits(self.bits.numpy(), count=self.size).view(np.bool_))
+
+
+@dataclass(frozen=True)
+class PackedSparse(Packed):
+    """A sparse vector likewise."""
+
+    values: Tensor
+
+    @staticmethod
+    def of_sparse(vec: Sparse) -> PackedSparse:
+        """Pack a sparse vector."""
+        packed = Packed.of(vec.mask)
+        return PackedSparse(packed.bits, packed.size, vec.values)
+
+    def sparse(self) -> Sparse:
+        """The sparse vector again."""
+        return Sparse(self.mask(), self.values)
 
 
 def drop(layout: Layout, mask: Mask, theta: Vector, counts: Sequence[int]) -> Mask:

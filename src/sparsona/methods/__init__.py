@@ -12,6 +12,7 @@ from sparsona.methods.fedavg import FedAvg
 from sparsona.methods.fedavg_ft import FedAvgFT
 from sparsona.methods.feddst import FedDST
 from sparsona.methods.fedprox import FedProx
+from sparsona.methods.fedpse import FedPSE
 from sparsona.methods.fedspa import FedSpa
 from sparsona.methods.gossipfl import GossipFL
 from sparsona.methods.local import Local
@@ -29,6 +30,7 @@ METHODS: dict[str, Any] = {
     "fedavg_ft": FedAvgFT,
     "feddst": FedDST,
     "fedprox": FedProx,
+    "fedpse": FedPSE,
     "fedspa": FedSpa,
     "gossipfl": GossipFL,
     "local": Local,
