@@ -162,8 +162,13 @@ def picked(vec: Tensor, mask: Mask) -> Tensor:
 
 
 def replaced(vec: Tensor, mask: Mask, values: Tensor) -> Tensor:
-    """A vector with other values where the mask is one."""
+    """A vector with other values where the mask is one; the mask may be of its first part alone."""
     return vec.index_copy(0, places(mask), values)
+
+
+def added(vec: Tensor, mask: Mask, values: Tensor) -> Tensor:
+    """A vector with values added where the mask is one; the mask may be of its first part alone."""
+    return vec.index_add(0, places(mask), values)
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, Kind, str]]:

@@ -93,6 +93,12 @@ def kept(n: int, sparsity: float) -> int:
     return max(1, n - round(sparsity * n))
 
 
+def at_least(n: int, share: float) -> int:
+    """A share of ``n`` entries, rounded up; at least 1."""
+    _within("share", share, 0, 1)
+    return max(1, math.ceil(share * n - _SLIP))
+
+
 def drop_counts(layout: Layout, mask: Mask, rate: float) -> list[int]:
     """A share ``rate`` of the ones of each tensor, rounded up."""
     _within("rate", rate, 0, 1)

@@ -19,7 +19,7 @@ from sparsona.core.aggregate import elementwise_mean, weighted_mean
 from sparsona.core.budgets import Fractions
 from sparsona.core.correlation import CORRELATIONS, Correlation, cosine, distance
 from sparsona.core.imports import imported
-from sparsona.core.layout import places
+from sparsona.core.layout import added
 from sparsona.core.masks import PackedSparse, Piece
 from sparsona.core.rng import Rng
 from sparsona.core.task import Moments
@@ -55,9 +55,12 @@ def downstream(
     layout: Layout, top: Sparse, update: Sparse, rng: Rng, each: Piece = "layer", correlation: Correlation = cosine
 ) -> Mask:
     """DPS: where a client is sent the average, by the average's largest entries and those that the client sent."""
-    cut = [masks.pieces(layout, v, each) for v in (top.mask, update.mask, top.dense(), update.dense())]
-    pieces = enumerate(zip(*cut, strict=True))
-    return torch.cat([masks.mixed(m_s, m_i, distance(correlation, s, c), rng(i)) for i, (m_s, m_i, s, c) in pieces])
+    parts = zip(
+        *(masks.pieces(layout, v, each) for v in (top.mask, update.mask, top.dense(), update.dense())), strict=True
+    )
+    return torch.cat(
+        [masks.mixed(ours, own, distance(correlation, a, b), rng(i)) for i, (ours, own, a, b) in enumerate(parts)]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +107,7 @@ class FedPSE(Training):
     def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
         message, base = inbox["server"], client.base
         if "update" in message:
-            base = base.index_add(0, places(message["update"].mask), message["update"].values)
+            base = added(base, message["update"].mask, message["update"].values)
         if "running" in message:
             base[ctx.layout.params :] = message["running"].values
         return base
@@ -119,11 +122,10 @@ class FedPSE(Training):
         return new, Message(update=sent, samples=len(data), **more), trained
 
     def read(self, server: Server, k: int, message: Message, ctx: Ctx) -> Answer:
-        update, statistics = message.sparse("update", ctx.layout.params), self.statistics(ctx)
+        update, size = message.sparse("update", ctx.layout.params), self.statistics(ctx)
         if flaw := masks.miscount(ctx.layout.trained, update.mask, self.sparsity_of(k, ctx), self.scope):
             raise WireError(f"the update {flaw}")
-        running = message.floats("running", statistics) if statistics else torch.zeros(0)
-        return update, message.whole("samples", 1), running
+        return update, message.whole("samples", 1), message.floats("running", size) if size else torch.zeros(0)
 
     def merge(self, server: Server, inbox: Iterable[tuple[int, Answer]], ctx: Ctx) -> Server:
         layout, correlation, pending, distances = ctx.layout.trained, self.correlated(), {}, {}
