@@ -147,20 +147,20 @@ def top_each(layout: Layout, score: Vector, counts: Sequence[int]) -> Mask:
     return torch.cat([top(s, k) for s, k in zip(layout.split(score), counts, strict=True)])
 
 
-def pieces(layout: Layout, vec: Tensor, each: Piece) -> tuple[Tensor, ...]:
-    """The vector tensor by tensor, or in one piece: views, never copies."""
+def pieces(layout: Layout, each: Piece, *vectors: Tensor) -> list[tuple[Tensor, ...]]:
+    """What all vectors have of each tensor, or of the whole model, in turn: views, never copies."""
     _one_of("each", each, "layer", "model")
-    return layout.split(vec) if each == "layer" else (vec,)
+    return list(zip(*map(layout.split, vectors), strict=True)) if each == "layer" else [vectors]
 
 
 def largest(layout: Layout, vec: Vector, sparsity: float, each: Piece = "layer") -> Mask:
     """The entries of largest magnitude that remain of each piece when a share ``sparsity`` of it is left out."""
-    return torch.cat([top(p.abs(), kept(p.numel(), sparsity)) for p in pieces(layout, vec, each)])
+    return torch.cat([top(p.abs(), kept(p.numel(), sparsity)) for (p,) in pieces(layout, each, vec)])
 
 
 def miscount(layout: Layout, mask: Mask, sparsity: float, each: Piece = "layer") -> str:
     """What is wrong with the number of ones of a mask that ``largest`` should have given, if anything."""
-    for piece in pieces(layout, mask, each):
+    for (piece,) in pieces(layout, each, mask):
         ones, due = int(torch.count_nonzero(piece)), kept(piece.numel(), sparsity)
         if ones != due:
             return f"holds {ones} of {piece.numel()} entries, not {due}"

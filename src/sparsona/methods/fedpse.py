@@ -55,12 +55,8 @@ def downstream(
     layout: Layout, top: Sparse, update: Sparse, rng: Rng, each: Piece = "layer", correlation: Correlation = cosine
 ) -> Mask:
     """DPS: where a client is sent the average, by the average's largest entries and those that the client sent."""
-    parts = zip(
-        *(masks.pieces(layout, v, each) for v in (top.mask, update.mask, top.dense(), update.dense())), strict=True
-    )
-    return torch.cat(
-        [masks.mixed(ours, own, distance(correlation, a, b), rng(i)) for i, (ours, own, a, b) in enumerate(parts)]
-    )
+    parts = enumerate(masks.pieces(layout, each, top.mask, update.mask, top.dense(), update.dense()))
+    return torch.cat([masks.mixed(ours, own, distance(correlation, a, b), rng(i)) for i, (ours, own, a, b) in parts])
 
 
 @dataclass(frozen=True, kw_only=True)
