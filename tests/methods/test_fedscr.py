@@ -123,7 +123,7 @@ def test_sparsity_zero_is_fedavg_on_updates_as_fedpse_is(tmp_path):
 
 def test_bytes_of_convnet2_at_nine_tenths():
     """At most the share that others keep, in values; units take a bit each, so that places cost next to nothing."""
-    dense, dense_values = traffic(FedAvg(lr=0.05, batch=10))
+    _, dense_values = traffic(FedAvg(lr=0.05, batch=10))
     wire, values = traffic(FedSCR(lr=0.05, batch=10))
     assert 0.08 < values / dense_values <= 3482 / 34_826
     units = 32 + 1 + 64 + 32 + 10 + 1600
