@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from data import official
 from small import recipe
 from sparsona.config import RecipeError
 from sparsona.core import masks
@@ -23,6 +24,7 @@ from sparsona.core.samples import LocalData, Samples
 from sparsona.core.task import Task
 from sparsona.core.training import Ctx, train
 from sparsona.core.wire import Message, Sparse
+from sparsona.data import DataError
 from sparsona.engines.local import Local
 from sparsona.engines.rounds import star
 from sparsona.engines.store import Store
@@ -479,6 +481,38 @@ def test_running_statistics_of_batch_norm(name, own, tmp_path):
     assert both[0]["paper_down"] - both[1]["paper_down"] == 2 * 6 * 4 * 128  # not in the first round
     found = means(tmp_path / "averaged")
     assert all(torch.equal(found[0], other) for other in found)
+
+
+# -- IMDB ------------------------------------------------------------------------------------------------------------
+
+
+def reviews(**more) -> dict:
+    data = {"source": "imdb", "partition": "lambda", "split": "same", "train_share": 1.0, "validation_share": 0.0}
+    return {"data": data | more, "model": {"name": "imdb"}, "fleet": {"per_round": None}}
+
+
+def test_imdb_end_to_end_on_a_few_reviews(tmp_path):
+    """Three reviews to learn from and two to test, labels sorted among two clients: 5 words of 16 numbers, 17 more."""
+    official.npz(tmp_path / "imdb" / "imdb_tokens.npz", official.imdb_arrays())
+    few = reviews(clients=2, noniid=1.0, vocabulary=30, length=4, min_samples=1, sample_share=1.0)
+    r = recipe("fedpse", method={"optimiser": "adam", "moments": "client"}, **few)
+    done = run(r, tmp_path / "run", data_dir=tmp_path)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["parameters"] == 30 * 16 + 16 + 1
+    assert done.summary["total"]["paper_up"] == 3 * 2 * 4 * (48 + 2 + 1)
+    assert done.summary["after"]["clients"] == 2
+
+
+@pytest.mark.slow
+def test_imdb_is_learnt(sparsona_data):
+    few = reviews(clients=2, noniid=1.0, sample_share=0.2)
+    how = {"optimiser": "adam", "moments": "client", "lr": 0.01, "batch": 64}
+    try:
+        done = run(recipe("fedpse", method=how, rounds=4, **few))
+    except DataError as error:
+        pytest.skip(str(error))
+    assert done["after"]["accuracy"] > 0.95  # one label each
+    mixed = run(recipe("fedpse", method=how, rounds=8, **reviews(clients=2, noniid=0.0, sample_share=0.4)))
+    assert mixed["before"]["accuracy"] > 0.75
 
 
 # -- correlations ----------------------------------------------------------------------------------------------------
