@@ -108,6 +108,9 @@ def elementwise_mean(layout: Layout, updates: Iterable[tuple[Sparse, float]]) ->
     """
     out = OverlapMean(layout.dim)
     for update, weight in updates:
+        if bool(update.values.all()):  # no zeros, as nearly always
+            out.add(update.values, update.mask, weight)
+            continue
         dense, ones = update.dense(), layout.counts(update.mask)
         whole = layout.spread([n == size for n, size in zip(ones, layout.sizes, strict=True)])
         out.add(dense, update.mask & ((dense != 0) | whole), weight)

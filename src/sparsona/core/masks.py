@@ -173,10 +173,14 @@ def mixed(a: Mask, b: Mask, share: float, rng: Rng) -> Mask:
     The share is rounded (halves to even); if ``b`` has fewer places of its own, all of them.
     """
     _within("share", share, 0, 1)
-    only_a, only_b = a & ~b, b & ~a
-    rest = int(torch.count_nonzero(only_a))
-    from_b = min(round(share * rest), int(torch.count_nonzero(only_b)))
-    return a & b | draw(only_a, rest - from_b, rng("a")) | draw(only_b, from_b, rng("b"))
+    only_a, only_b = places(a & ~b), places(b & ~a)
+    from_b = min(round(share * len(only_a)), len(only_b))
+    out = a.clone()
+    if from_b:  # as many leave as come
+        lot = rng.numpy()
+        for pool, inside in ((only_a, False), (only_b, True)):
+            out.index_fill_(0, torch.from_numpy(lot.choice(pool.numpy(), from_b, replace=False)), inside)
+    return out
 
 
 def random(layout: Layout, counts: Sequence[int], rng: Rng) -> Mask:
