@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -222,6 +223,29 @@ def merged(how: FedPSE, fleet: int = 2) -> Server:
     return how.merge(server, iter(enumerate((first, second))), ctx)
 
 
+NUMBERS = st.sampled_from([0.0, 0.0, 1.0, -1.0, 2.0, 1e-3])
+
+
+@settings(deadline=None)
+@given(st.data(), st.floats(0, 1, exclude_max=True), st.sampled_from(["layer", "model"]), st.booleans())
+def test_every_message_holds_its_number(data, sparsity, each, ewa):
+    """Up and down, whatever the updates: ties, zeros, layers of one weight, nothing in common."""
+    sizes = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
+    layout, method = layers(*sizes), FedPSE(sparsity=sparsity, scope=each, elementwise=ewa)
+    ctx = Ctx(0, 3, SimpleNamespace(layout=layout), torch.zeros(layout.dim), Rng(1, "merge"), Rng(1, "common"))
+    server, inbox = method.start(3, ctx), []
+    for k in range(3):
+        update = torch.tensor(data.draw(st.lists(NUMBERS, min_size=layout.dim, max_size=layout.dim)))
+        message = Message(update=upstream(layout, update, sparsity, each)[0], samples=k + 1)
+        inbox.append((k, method.read(server, k, message, ctx)))
+    after = method.merge(server, iter(inbox), ctx)
+    for k in range(3):
+        down = method.down(after, k, ctx)["update"]
+        assert masks.miscount(layout, down.mask, sparsity, each) == ""
+        assert torch.isfinite(down.values).all()
+        assert 0 <= after.distances[k] <= 1
+
+
 def test_without_each_of_its_steps():
     """Without EWA the sums 4, -2, 10, 18, -15, 0 are divided by 4; without DPS all receive the largest three."""
     plain = merged(FedPSE(sparsity=0.5, elementwise=False, personalise=False))
@@ -390,6 +414,14 @@ def test_moments_are_kept_if_asked_for(name, tmp_path):
         moments = getattr(value, "moments", value)
         assert moments.steps == 2 * 2 * math.ceil(len(fleet.local(k)) / 16)
         assert moments.mean.shape == moments.square.shape == (4810,)
+
+
+@pytest.mark.parametrize("name", ["fedpse", "fedavg"])
+def test_moments_that_are_kept_are_the_same_in_worker_processes(name, tmp_path):
+    for engine in ("local", "pool"):
+        run(recipe(name, method={"optimiser": "adam", "moments": "client"}, engine=engine), tmp_path / engine)
+    for file in ("clients.jsonl", "rounds.jsonl", "state/client-00002.safetensors"):
+        assert (tmp_path / "local" / file).read_bytes() == (tmp_path / "pool" / file).read_bytes()
 
 
 @pytest.mark.parametrize(
