@@ -66,8 +66,9 @@ HOW = """\
   paper prints 8.9 % and 12.9 % for its CPU. Rounds: 10 of 100 clients, 600 Fashion-MNIST samples each, five epochs of
   batches of 128 with decay and clipping, pool engine with two workers, FedSpa and FedAvg in turns.
 - **fedpse** ([fedpse.py](../benchmarks/fedpse.py)): p = 0.9 on ConvNet2. Bytes are those of three rounds of three
-  clients, both ways, after a first one in which the server has nothing to say, over FedAvg's. Rounds: all of 10 clients,
-  600 Fashion-MNIST samples each, an epoch of Adam in batches of 64, pool engine with two workers, in turns with FedAvg.
+  clients, both ways, after a first one in which the server has nothing to say, over FedAvg's. Rounds: all of 10
+  clients, 600 Fashion-MNIST samples each, an epoch of Adam in batches of 64, pool engine with two workers, in turns
+  with FedAvg.
 """
 
 
