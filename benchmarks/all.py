@@ -41,6 +41,7 @@ ON_DATA = {  # what a benchmark leaves out without Fashion-MNIST
         "throughput: cnn and lenet, two workers over one",
     ),
     "fedspa.py": ("fedspa: a round over FedAvg's, lenet5 and lenet",),
+    "fedpse.py": ("fedpse: a round over FedAvg's, convnet2, 10 clients",),
 }
 
 HOW = """\
@@ -67,6 +68,10 @@ HOW = """\
   thread against five epochs of local training (one epoch is timed): LeNet5 with 1,248 samples, ResNet18 with 500. The
   paper prints 8.9 % and 12.9 % for its CPU. Rounds: 10 of 100 clients, 600 Fashion-MNIST samples each, five epochs of
   batches of 128 with decay and clipping, pool engine with two workers, FedSpa and FedAvg in turns.
+- **fedpse** ([fedpse.py](../benchmarks/fedpse.py)): p = 0.9 on ConvNet2. Bytes are those of three rounds of three
+  clients, both ways, after a first one in which the server has nothing to say, over FedAvg's. Rounds: all of 10
+  clients, 600 Fashion-MNIST samples each, an epoch of Adam in batches of 64, pool engine with two workers, in turns
+  with FedAvg.
 """
 
 
@@ -110,7 +115,7 @@ def has_flower() -> bool:
 def collect() -> tuple[list[str], bool]:
     """The rows of the table, and whether all is well."""
     rows, well, data = [], True, has_data()
-    for script in ("wire.py", "memory.py", "throughput.py", "fedspa.py"):
+    for script in ("wire.py", "memory.py", "throughput.py", "fedspa.py", "fedpse.py"):
         figures: list[Figure] | None = []
         if data or script != "throughput.py":
             figures = measure(script)

@@ -283,8 +283,9 @@ def test_a_field_that_may_be_left_empty_is_empty_by_default(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", METHODS.values())
 def test_what_a_field_allows_is_said_in_words(kind: Any) -> None:
-    for hint in typing.get_type_hints(kind, include_extras=True).values():
-        assert allowed(hint).startswith(
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for f in dataclasses.fields(kind):
+        assert allowed(hints[f.name]).startswith(
             ("a whole number", "a number", "a text", "true or false", "one of ", "a list, ")
         )
 

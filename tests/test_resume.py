@@ -95,7 +95,13 @@ class Mother:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "engine", "kills"),
-    [("ditto", "local", 18), ("ditto", "pool", 4), ("fedspa", "local", 8), ("dadpfl", "local", 6)],
+    [
+        ("ditto", "local", 18),
+        ("ditto", "pool", 4),
+        ("fedspa", "local", 8),
+        ("dadpfl", "local", 6),
+        ("fedpse", "local", 6),
+    ],
 )
 def test_killed_at_random_moments(method, engine, kills, tmp_path):
     """Each kill hits a random moment of a run that trains, evaluates, records or writes a checkpoint."""
@@ -180,7 +186,9 @@ def test_killed_in_the_middle_of_writing_checkpoints(tmp_path):
     assert seen > 15
 
 
-@pytest.mark.parametrize(("method", "every"), [("local", 1), ("local", 3), ("fedspa", 3), ("dadpfl", 3)])
+@pytest.mark.parametrize(
+    ("method", "every"), [("local", 1), ("local", 3), ("fedspa", 3), ("dadpfl", 3), ("fedpse", 3), ("fedstc", 3)]
+)
 def test_interrupted_and_resumed(method, every, tmp_path):
     """Ctrl-C in round 5 saves all whole rounds, whatever the distance of checkpoints."""
     r = recipe(method, rounds=8, checkpoint_every=every)

@@ -105,6 +105,14 @@ class Telling(Protocol):
         """Figures by name, after local training: for the records alone."""
 
 
+@runtime_checkable
+class Remarking(Protocol):
+    """A method whose server, too, has more to tell of a client, once its answer is merged."""
+
+    def remarks(self, server: Server, k: int) -> dict[str, float]:
+        """Figures by name, of client k in this round: for the records alone."""
+
+
 __all__ = [
     "Choosy",
     "Client",
@@ -117,6 +125,7 @@ __all__ = [
     "Method",
     "Model",
     "PeerMethod",
+    "Remarking",
     "Rng",
     "Samples",
     "Server",

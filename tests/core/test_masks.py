@@ -433,3 +433,49 @@ def test_layers_without_a_single_weight_are_named():
     masks.suffices(layout, 0.1, lambda d: masks.uniform_counts(layout, d))
     with pytest.raises(ValueError, match=re.escape("density: 0.06 leaves 1.weight without any weight; about 0.1 or")):
         masks.suffices(layout, 0.06, lambda d: masks.uniform_counts(layout, d))
+
+
+def test_pieces_and_the_largest_of_each() -> None:
+    layout = Layout((Slot("a", (4,), "weight", "", 0, 1), Slot("b", (2,), "bias", "", 4, 1)))
+    vec = torch.tensor([1.0, -5.0, 2.0, 2.0, 0.5, -0.25])
+    assert [[p.tolist() for p in both] for both in masks.pieces(layout, "layer", vec, -vec)] == [
+        [[1.0, -5.0, 2.0, 2.0], [-1.0, 5.0, -2.0, -2.0]],
+        [[0.5, -0.25], [-0.5, 0.25]],
+    ]
+    assert masks.pieces(layout, "model", vec)[0][0] is vec
+    assert masks.largest(layout, vec, 0.5).int().tolist() == [0, 1, 1, 0, 1, 0]  # of equals the lower index
+    assert masks.largest(layout, vec, 0.5, "model").int().tolist() == [0, 1, 1, 1, 0, 0]
+    with pytest.raises(ValueError, match="each: 'filter'; one of layer, model is allowed"):
+        masks.pieces(layout, "filter", vec)  # type: ignore[arg-type]
+
+
+def test_miscount() -> None:
+    layout = Layout((Slot("a", (4,), "weight", "", 0, 1), Slot("b", (2,), "bias", "", 4, 1)))
+    good, bad = torch.tensor([1, 1, 0, 0, 0, 1]).bool(), torch.tensor([1, 1, 1, 0, 0, 0]).bool()
+    assert masks.miscount(layout, good, 0.5) == ""
+    assert masks.miscount(layout, bad, 0.5) == "holds 3 of 4 entries, not 2"
+    assert masks.miscount(layout, bad, 0.5, "model") == ""
+    assert masks.miscount(layout, good, 0.9, "model") == "holds 3 of 6 entries, not 1"
+
+
+def test_mixed_rounds_halves_to_even_and_takes_what_there_is() -> None:
+    a, b = torch.arange(8) < 4, torch.arange(8) >= 4
+    assert [int(masks.mixed(a, b, share, Rng(1))[4:].sum()) for share in (0, 0.1, 0.125, 0.13, 0.375, 0.9, 1)] == [
+        0,
+        0,  # round(0.4)
+        0,  # round(0.5)
+        1,
+        2,  # round(1.5)
+        4,
+        4,
+    ]
+    few = torch.arange(8) == 7
+    assert masks.mixed(a, few, 1.0, Rng(1)).sum() == 4
+    assert bool(masks.mixed(a, few, 1.0, Rng(1))[7])
+    with pytest.raises(ValueError, match=r"share: 1\.5; 0 to 1 is allowed"):
+        masks.mixed(a, b, 1.5, Rng(1))
+
+
+def test_a_share_rounded_up() -> None:
+    assert [masks.at_least(n, 0.1) for n in (1, 10, 11, 30)] == [1, 1, 2, 3]
+    assert masks.at_least(7, 0.0) == 1

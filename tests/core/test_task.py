@@ -9,7 +9,7 @@ from torch import nn
 
 from sparsona.core.rng import Rng
 from sparsona.core.samples import Prepare, Samples
-from sparsona.core.task import Task, correct, loss, sgd
+from sparsona.core.task import Adam, Moments, Task, correct, loss, sgd
 from sparsona.core.training import Training, lr_at
 
 
@@ -69,6 +69,92 @@ def test_equals_torch_sgd(options):
         optimiser.step()
     got = sgd(task, theta0, batches(), lr=0.1, **options)
     torch.testing.assert_close(got, vector(task, plain), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"weight_decay": 0.05}, {"beta1": 0.5, "beta2": 0.9, "epsilon": 1e-3}, {"weight_decay": 0.05, "clip": 0.1}],
+)
+def test_equals_torch_adam(options):
+    """Nine steps, the last of each epoch on a smaller batch."""
+    task, theta0, plain = make()
+    how = {key: options[key] for key in ("beta1", "beta2", "epsilon") if key in options}
+    rest = {key: options[key] for key in ("weight_decay", "clip") if key in options}
+    optimiser = torch.optim.Adam(
+        plain.parameters(),
+        0.01,
+        (how.get("beta1", 0.9), how.get("beta2", 0.999)),
+        how.get("epsilon", 1e-8),
+        rest.get("weight_decay", 0),
+    )
+    for x, y in batches(3):
+        optimiser.zero_grad()
+        F.cross_entropy(plain(x), y).backward()
+        if "clip" in rest:
+            nn.utils.clip_grad_norm_(plain.parameters(), rest["clip"])
+        optimiser.step()
+    got = sgd(task, theta0, batches(3), lr=0.01, adam=Adam(**how), **rest)
+    torch.testing.assert_close(got, vector(task, plain), rtol=1e-5, atol=1e-6)
+    assert float((got - theta0).abs().max()) > 0.02
+
+
+def test_adam_by_hand():
+    """A gradient of 3 and then 1: two steps at rate 0.1, betas 0.5 and 0.75, epsilon 1."""
+    w, adam = torch.tensor([2.0]), Adam(beta1=0.5, beta2=0.75, epsilon=1.0)
+    adam.start(1)
+    adam.step(w, torch.tensor([3.0]), 0.1)
+    # mean 1.5 / (1 - 1/2) = 3, square 2.25 / (1 - 3/4) = 9: the step is 0.1 * 3 / (3 + 1)
+    assert w.tolist() == pytest.approx([2 - 0.075])
+    adam.step(w, torch.tensor([1.0]), 0.1)
+    # mean (0.75 + 0.5) / (3/4) = 5/3, square (1.6875 + 0.25) / (7/16) = 31/7
+    assert w.tolist() == pytest.approx([2 - 0.075 - 0.1 * (5 / 3) / ((31 / 7) ** 0.5 + 1)])
+    assert (adam.moments.mean.tolist(), adam.moments.square.tolist(), adam.moments.steps) == ([1.25], [1.9375], 2)
+
+
+def test_adam_goes_on_from_its_moments():
+    """Two epochs at once, or one and then the other from the moments of the first: the same bits; anew: others."""
+    task, theta0, _ = make()
+    both = list(batches())
+
+    class Some:
+        rng = Rng(5)
+
+        def __init__(self, part):
+            self.part = part
+
+        def __iter__(self):
+            return iter(self.part)
+
+    whole = sgd(task, theta0, Some(both), lr=0.01, adam=Adam())
+    first = Adam()
+    middle = sgd(task, theta0, Some(both[:3]), lr=0.01, adam=first)
+    kept = Moments(first.moments.mean.clone(), first.moments.square.clone(), first.moments.steps)
+    assert torch.equal(sgd(task, middle, Some(both[3:]), lr=0.01, adam=Adam(moments=first.moments)), whole)
+    assert torch.equal(first.moments.mean, kept.mean)
+    assert torch.equal(first.moments.square, kept.square)
+    assert not torch.equal(sgd(task, middle, Some(both[3:]), lr=0.01, adam=Adam()), whole)
+
+
+def test_adam_moves_only_what_may():
+    task, theta0, _ = make()
+    mask = torch.arange(task.layout.dim) % 3 == 0
+    full = Adam()
+    sgd(task, theta0, batches(), lr=0.01, adam=full)
+    for adam in (Adam(), Adam(moments=full.moments)):
+        got = sgd(task, theta0, batches(), lr=0.01, weight_decay=0.1, mask=mask, adam=adam)
+        assert not got[~mask].any()
+        assert (got[mask] != theta0[mask]).float().mean() > 0.9
+        stays = sgd(task, theta0, batches(), lr=0.01, move=mask, adam=adam)
+        assert torch.equal(stays[~mask], theta0[~mask])
+
+
+def test_adam_refuses_what_does_not_fit():
+    task, theta0, _ = make()
+    with pytest.raises(ValueError, match=r"momentum: 0\.9; with Adam only 0 is allowed"):
+        sgd(task, theta0, batches(), lr=0.1, momentum=0.9, adam=Adam())
+    short = Moments(torch.zeros(3), torch.zeros(3), 1)
+    with pytest.raises(ValueError, match="moments of 3 entries do not fit a model of 379"):
+        sgd(task, theta0, batches(), lr=0.1, adam=Adam(moments=short))
 
 
 def test_running_statistics_travel_in_the_vector():

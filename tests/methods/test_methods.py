@@ -49,7 +49,7 @@ def test_fedprox_stays_nearer_to_what_it_received():
     ctx = device.ctx(0, "local", 0, 0)
 
     def moved(method):
-        return float((method.step(device.theta0, fleet.local(0), ctx) - device.theta0).norm())
+        return float((method.step(None, device.theta0, fleet.local(0), ctx)[0] - device.theta0).norm())
 
     distances = [moved(FedProx(mu=mu, epochs=5)) for mu in (0.0, 0.1, 1.0, 5.0)]
     assert distances == sorted(distances, reverse=True)

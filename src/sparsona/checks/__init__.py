@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from sparsona.checks.dadpfl import dadpfl
+from sparsona.checks.fedpse import fedpse
 from sparsona.checks.fedspa import fedspa
 from sparsona.checks.line import Line
 
 __all__ = ["CHECKS", "Line"]
 
-CHECKS: dict[str, Callable[[], Iterator[Line]]] = {"fedspa": fedspa, "dadpfl": dadpfl}
+CHECKS: dict[str, Callable[[], Iterator[Line]]] = {"fedspa": fedspa, "dadpfl": dadpfl, "fedpse": fedpse}

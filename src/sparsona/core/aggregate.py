@@ -14,7 +14,8 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
-from sparsona.core.layout import Mask, Vector, places
+from sparsona.core.layout import Layout, Mask, Vector, places
+from sparsona.core.wire import Sparse
 
 _CHUNK = 1 << 16  # entries worked on at a time: they stay in cache, and temporaries stay small
 
@@ -119,6 +120,22 @@ def overlap_mean(
             out = OverlapMean(mask.numel())
         out.add(value, mask, weight)
     return out.value(otherwise)
+
+
+def elementwise_mean(layout: Layout, updates: Iterable[tuple[Sparse, float]]) -> Vector:
+    """The mean at each coordinate over the sparse updates that hold it, each with its weight; 0 where none does.
+
+    A zero that is sent only because its tensor has too few other entries does not count; one of a whole tensor does.
+    """
+    out = OverlapMean(layout.dim)
+    for update, weight in updates:
+        if bool(update.values.all()):  # no zeros, as nearly always
+            out.add(update.values, update.mask, weight)
+            continue
+        dense, ones = update.dense(), layout.counts(update.mask)
+        whole = layout.spread([n == size for n, size in zip(ones, layout.sizes, strict=True)])
+        out.add(dense, update.mask & ((dense != 0) | whole), weight)
+    return out.value()
 
 
 def _add(total: Tensor, values: Tensor, weight: float, mask: Mask | None) -> None:

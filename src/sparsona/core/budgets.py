@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sparsona.core.fields import Positive, PositiveShare
+from sparsona.core.fields import Fraction, Positive, PositiveShare
 from sparsona.core.rng import Rng
 
 
@@ -37,10 +37,26 @@ class OneOf:
             raise ValueError(f"weights: {len(self.weights)} for {len(self.values)} values; one each is needed")
 
 
+@dataclass(frozen=True)
+class FractionBetween(Between):
+    """Drawn uniformly between two bounds, from 0 and below 1."""
+
+    low: Fraction
+    high: Fraction
+
+
+@dataclass(frozen=True)
+class FractionOneOf(OneOf):
+    """Drawn from a few values, from 0 and below 1, with the given weights or equally."""
+
+    values: tuple[Fraction, ...]
+
+
 Shares = PositiveShare | tuple[PositiveShare, ...] | Between | OneOf
+Fractions = Fraction | tuple[Fraction, ...] | FractionBetween | FractionOneOf
 
 
-def share(shares: Shares, k: int, common: Rng) -> float:
+def share(shares: Shares | Fractions, k: int, common: Rng) -> float:
     """Client k's share; draws depend on the run's seed and the client alone."""
     drawn = float(common("share", k).numpy().random())
     match shares:
@@ -59,7 +75,7 @@ def share(shares: Shares, k: int, common: Rng) -> float:
     return shares
 
 
-def least(field: str, shares: Shares, fleet: int) -> float:
+def least(field: str, shares: Shares | Fractions, fleet: int) -> float:
     """The smallest share that any client of the fleet may get; ValueError if a list does not have one for each."""
     match shares:
         case Between(low, _):

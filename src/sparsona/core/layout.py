@@ -74,6 +74,11 @@ class Layout:
         return sum(s.size for s in self.slots if s.kind != "buffer")
 
     @cached_property
+    def trained(self) -> Layout:
+        """The same without buffers: of the vector's first part alone."""
+        return Layout(tuple(s for s in self.slots if s.kind != "buffer"))
+
+    @cached_property
     def sizes(self) -> list[int]:
         """Entries of each tensor, in order."""
         return [s.size for s in self.slots]
@@ -157,8 +162,13 @@ def picked(vec: Tensor, mask: Mask) -> Tensor:
 
 
 def replaced(vec: Tensor, mask: Mask, values: Tensor) -> Tensor:
-    """A vector with other values where the mask is one."""
+    """A vector with other values where the mask is one; the mask may be of its first part alone."""
     return vec.index_copy(0, places(mask), values)
+
+
+def added(vec: Tensor, mask: Mask, values: Tensor) -> Tensor:
+    """A vector with values added where the mask is one; the mask may be of its first part alone."""
+    return vec.index_add(0, places(mask), values)
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, Kind, str]]:

@@ -21,8 +21,10 @@ from torch import Tensor
 
 from sparsona.core.layout import Layout, Mask, Vector, picked, places
 from sparsona.core.rng import Rng
+from sparsona.core.wire import Sparse
 
 Each = Literal["layer", "neuron"]  # what the compressibility index is taken of
+Piece = Literal["layer", "model"]  # what entries compete in: a tensor, or the whole vector
 Scope = Sequence[bool]  # one flag per tensor: may its entries be masked? None stands for ``trainable``
 
 _SLIP = 1e-9  # what double arithmetic may be off by, so that 0.3 * 50 is 15 both rounded up and rounded down
@@ -91,6 +93,12 @@ def kept(n: int, sparsity: float) -> int:
     return max(1, n - round(sparsity * n))
 
 
+def at_least(n: int, share: float) -> int:
+    """A share of ``n`` entries, rounded up; at least 1."""
+    _within("share", share, 0, 1)
+    return max(1, math.ceil(share * n - _SLIP))
+
+
 def drop_counts(layout: Layout, mask: Mask, rate: float) -> list[int]:
     """A share ``rate`` of the ones of each tensor, rounded up."""
     _within("rate", rate, 0, 1)
@@ -137,6 +145,42 @@ def draw(pool: Mask, k: int, rng: Rng) -> Mask:
 def top_each(layout: Layout, score: Vector, counts: Sequence[int]) -> Mask:
     """The ``counts`` entries of largest score of each tensor."""
     return torch.cat([top(s, k) for s, k in zip(layout.split(score), counts, strict=True)])
+
+
+def pieces(layout: Layout, each: Piece, *vectors: Tensor) -> list[tuple[Tensor, ...]]:
+    """What all vectors have of each tensor, or of the whole model, in turn: views, never copies."""
+    _one_of("each", each, "layer", "model")
+    return list(zip(*map(layout.split, vectors), strict=True)) if each == "layer" else [vectors]
+
+
+def largest(layout: Layout, vec: Vector, sparsity: float, each: Piece = "layer") -> Mask:
+    """The entries of largest magnitude that remain of each piece when a share ``sparsity`` of it is left out."""
+    return torch.cat([top(p.abs(), kept(p.numel(), sparsity)) for (p,) in pieces(layout, each, vec)])
+
+
+def miscount(layout: Layout, mask: Mask, sparsity: float, each: Piece = "layer") -> str:
+    """What is wrong with the number of ones of a mask that ``largest`` should have given, if anything."""
+    for (piece,) in pieces(layout, each, mask):
+        ones, due = int(torch.count_nonzero(piece)), kept(piece.numel(), sparsity)
+        if ones != due:
+            return f"holds {ones} of {piece.numel()} entries, not {due}"
+    return ""
+
+
+def mixed(a: Mask, b: Mask, share: float, rng: Rng) -> Mask:
+    """As many places as ``a`` has: those of both, and of the rest, by lot, a ``share`` from b and what is left from a.
+
+    The share is rounded (halves to even); if ``b`` has fewer places of its own, all of them.
+    """
+    _within("share", share, 0, 1)
+    only_a, only_b = places(a & ~b), places(b & ~a)
+    from_b = min(round(share * len(only_a)), len(only_b))
+    out = a.clone()
+    if from_b:  # as many leave as come
+        lot = rng.numpy()
+        for pool, inside in ((only_a, False), (only_b, True)):
+            out.index_fill_(0, torch.from_numpy(lot.choice(pool.numpy(), from_b, replace=False)), inside)
+    return out
 
 
 def random(layout: Layout, counts: Sequence[int], rng: Rng) -> Mask:
@@ -199,6 +243,23 @@ class Packed:
     def mask(self) -> Mask:
         """The mask again."""
         return torch.from_numpy(np.unpackbits(self.bits.numpy(), count=self.size).view(np.bool_))
+
+
+@dataclass(frozen=True)
+class PackedSparse(Packed):
+    """A sparse vector likewise."""
+
+    values: Tensor
+
+    @staticmethod
+    def of_sparse(vec: Sparse) -> PackedSparse:
+        """Pack a sparse vector."""
+        packed = Packed.of(vec.mask)
+        return PackedSparse(packed.bits, packed.size, vec.values)
+
+    def sparse(self) -> Sparse:
+        """The sparse vector again."""
+        return Sparse(self.mask(), self.values)
 
 
 def drop(layout: Layout, mask: Mask, theta: Vector, counts: Sequence[int]) -> Mask:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -95,6 +97,51 @@ def correct(logits: Tensor, y: Tensor) -> int:
     return int(((guess == y) & ~logits.isnan().any(1)).sum())
 
 
+@dataclass(frozen=True)
+class Moments:
+    """What Adam remembers: running means of the gradient and of its square, and how many steps they are of."""
+
+    mean: Tensor  # [params]
+    square: Tensor  # [params]
+    steps: int
+
+
+class Adam:
+    """Adam's steps (Kingma and Ba, 2015) on the flat vector, those of ``torch.optim.Adam``; it goes on from moments."""
+
+    def __init__(
+        self, *, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, moments: Moments | None = None
+    ) -> None:
+        self.beta1, self.beta2, self.epsilon, self.begins = beta1, beta2, epsilon, moments
+        self._steps = 0 if moments is None else moments.steps
+        self._mean = self._square = self._root = torch.empty(0)
+
+    def start(self, params: int, gate: Tensor | None = None) -> None:
+        """Make ready for a vector of this length, of which only what the gate lets through may move."""
+        if self.begins is None:
+            self._mean, self._square = torch.zeros(params), torch.zeros(params)
+        elif self.begins.mean.shape == self.begins.square.shape == (params,):
+            self._mean, self._square = self.begins.mean.clone(), self.begins.square.clone()
+        else:
+            raise ValueError(f"moments of {self.begins.mean.numel()} entries do not fit a model of {params}")
+        if gate is not None:
+            self._mean.mul_(gate)
+        self._root = torch.empty(params)
+
+    def step(self, w: Tensor, gradient: Tensor, lr: float) -> None:
+        """Move w, in place."""
+        self._steps += 1
+        self._mean.lerp_(gradient, 1 - self.beta1)
+        self._square.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+        torch.sqrt(self._square, out=self._root).div_(math.sqrt(1 - self.beta2**self._steps)).add_(self.epsilon)
+        w.addcdiv_(self._mean, self._root, value=-lr / (1 - self.beta1**self._steps))
+
+    @property
+    def moments(self) -> Moments:
+        """What it remembers by now."""
+        return Moments(self._mean, self._square, self._steps)
+
+
 def sgd(
     task: Task,
     theta: Vector,
@@ -111,6 +158,7 @@ def sgd(
     pull: float = 0.0,
     pull_as: Literal["loss", "step"] = "loss",
     sam: float = 0.0,
+    adam: Adam | None = None,
 ) -> Vector:
     """Train from theta and give the trained vector.
 
@@ -118,8 +166,11 @@ def sgd(
     it by gradient, momentum, decay or pull. ``pull`` draws towards ``anchor``: as a term pull/2 |theta - anchor|^2 of
     the loss, or as a step of its own after each step. ``clip`` bounds the norm of the gradient, taken over all
     coordinates ("dense") or over those that move ("masked"). Momentum starts at zero. With ``sam`` each gradient is
-    taken that far up the slope (sharpness-aware minimisation, Foret et al., 2021), at twice the cost.
+    taken that far up the slope (sharpness-aware minimisation, Foret et al., 2021), at twice the cost. With ``adam`` the
+    gradient, once clipped and decayed, makes Adam's step instead, and momentum must be 0.
     """
+    if adam is not None and momentum:
+        raise ValueError(f"momentum: {momentum}; with Adam only 0 is allowed")
     n = task.layout.params
     gate = _gate(mask, move, n)
     task.load(theta if mask is None else theta * mask)
@@ -127,7 +178,9 @@ def sgd(
     buffers = task.flat[n:].clone() if move is not None and len(task.flat) > n else None
     goal = None if anchor is None or pull == 0 else anchor[:n] if mask is None else (anchor * mask)[:n]
     velocity = torch.zeros(n) if momentum else None
-    plain = gate is None and goal is None and clip is None and not weight_decay and velocity is None
+    plain = gate is None and goal is None and clip is None and not weight_decay and velocity is None and adam is None
+    if adam is not None:
+        adam.start(n, gate)
     cost = 3 * task.layout.flops(mask) * (2 if sam else 1)
     task.model.train()
     with batches.rng("layers").everywhere():  # dropout and the like draw from the global generator
@@ -151,7 +204,10 @@ def sgd(
                 g.add_(w, alpha=weight_decay)
             if gate is not None:
                 g.mul_(gate)
-            w.sub_(g if velocity is None else velocity.mul_(momentum).add_(g), alpha=lr)
+            if adam is not None:
+                adam.step(w, g, lr)
+            else:
+                w.sub_(g if velocity is None else velocity.mul_(momentum).add_(g), alpha=lr)
             if goal is not None and pull_as == "step":
                 away = w - goal if gate is None else (w - goal).mul_(gate)
                 w.sub_(away, alpha=lr * pull)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from sparsona.core.fields import Count, NonNegative, Positive, PositiveShare, Share
+from sparsona.core.fields import Count, Fraction, NonNegative, Positive, PositiveShare, Share
 from sparsona.core.layout import Layout, Mask, Vector
 from sparsona.core.rng import Rng
 from sparsona.core.samples import Samples
-from sparsona.core.task import Task, correct, sgd
+from sparsona.core.task import Adam, Moments, Task, correct, sgd
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,9 @@ class Ctx:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Local training by SGD; a method inherits these fields and adds its own."""
+    """Local training by SGD or Adam; a method inherits these fields and adds its own."""
+
+    keeps_moments: ClassVar[bool] = False  # whether the method's clients can keep Adam's moments from round to round
 
     epochs: Count = 1  # passes over the local data each round
     batch: Count = 32  # samples a step
@@ -45,6 +47,19 @@ class Training:
     weight_decay: NonNegative = 0.0  # of SGD, added to the gradient
     clip: Positive | None = None  # bound on the gradient's norm
     clip_of: Literal["dense", "masked"] = "dense"  # the norm over all weights, or over those that move
+    optimiser: Literal["sgd", "adam"] = "sgd"  # what makes steps of gradients
+    beta1: Fraction = 0.9  # adam: how much of the running mean of gradients stays at a step
+    beta2: Fraction = 0.999  # adam: the same of their squares
+    epsilon: Positive = 1e-8  # adam: added to the root of the mean square
+    moments: Literal["round", "client"] = "round"  # adam: running means begin anew each round, or the client keeps them
+
+    def __post_init__(self) -> None:
+        if self.optimiser == "adam" and self.momentum:
+            raise ValueError(f'momentum = {self.momentum}: must be 0 with optimiser = "adam", which has its own')
+        if self.moments == "client" and self.optimiser != "adam":
+            raise ValueError(f'moments = "client": only optimiser = "adam" has any, not "{self.optimiser}"')
+        if self.moments == "client" and not self.keeps_moments:
+            raise ValueError('moments = "client": clients of this method keep none; only "round" is allowed')
 
 
 def lr_at(how: Training, t: int, rounds: int) -> float:
@@ -65,11 +80,17 @@ def accuracy(task: Task, theta: Vector, samples: Samples, size: int = 128) -> fl
     return sum(correct(task.logits(theta, x), y) for x, y in samples.all(size)) / len(samples)
 
 
-def train(
+def train(how: Training, theta: Vector, samples: Samples, ctx: Ctx, **rest: Any) -> Vector:
+    """Train from theta on the samples as ``how`` says; two trainings in one round need two purposes."""
+    return train_on(how, theta, samples, ctx, None, **rest)[0]
+
+
+def train_on(
     how: Training,
     theta: Vector,
     samples: Samples,
     ctx: Ctx,
+    moments: Moments | None,
     *,
     purpose: str = "train",
     epochs: int | None = None,
@@ -77,12 +98,15 @@ def train(
     move: Mask | None = None,
     sam: float = 0.0,
     **pull: Any,
-) -> Vector:
-    """Train from theta on the samples as ``how`` says; two trainings in one round need two purposes."""
+) -> tuple[Vector, Moments | None]:
+    """Like ``train``, going on from the moments that the client kept; those to keep come back, if it is to keep any."""
     batches = samples.epochs(
         ctx.rng(purpose), how.epochs if epochs is None else epochs, how.batch, drop_last=how.drop_last
     )
-    return sgd(
+    adam = None
+    if how.optimiser == "adam":
+        adam = Adam(beta1=how.beta1, beta2=how.beta2, epsilon=how.epsilon, moments=moments)
+    trained = sgd(
         ctx.task,
         theta,
         batches,
@@ -94,5 +118,7 @@ def train(
         mask=mask,
         move=move,
         sam=sam,
+        adam=adam,
         **pull,
     )
+    return trained, adam.moments if adam is not None and how.moments == "client" else None

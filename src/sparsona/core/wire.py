@@ -242,6 +242,15 @@ class Message(Mapping[str, Any]):
         )
         return values
 
+    def sparse(self, name: str, size: int) -> Sparse:
+        """A sparse part; WireError unless it is of a vector of ``size`` entries, in single precision."""
+        part = self.part(name, Sparse)
+        _need(
+            part.mask.shape == (size,) and part.values.dtype == torch.float32,
+            f"part {name!r} is of {len(part.mask)} entries of {part.values.dtype}, not {size} of torch.float32",
+        )
+        return part
+
     def whole(self, name: str, low: int, high: int = 2**53) -> int:
         """A number; WireError unless it is whole and within these bounds."""
         number = self.part(name, int)

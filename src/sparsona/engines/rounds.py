@@ -14,7 +14,7 @@ from sparsona.core.training import Ctx
 from sparsona.core.wire import Message, WireError, encode
 from sparsona.engines.device import Job, Result, Score, Wants
 from sparsona.engines.store import Store
-from sparsona.method import Server, StarMethod
+from sparsona.method import Remarking, Server, StarMethod
 
 
 class Engine(Protocol):
@@ -91,6 +91,9 @@ def star(
     server = method.merge(server, inbox, ctx)
     for _ in inbox:  # a merge that looks at some only still lets all clients finish
         pass
+    if isinstance(method, Remarking):
+        for k in done.costs.keys() - done.left_out.keys():
+            done.notes[k] = done.notes.get(k, {}) | method.remarks(server, k)
     return server, done
 
 

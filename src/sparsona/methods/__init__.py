@@ -12,7 +12,10 @@ from sparsona.methods.fedavg import FedAvg
 from sparsona.methods.fedavg_ft import FedAvgFT
 from sparsona.methods.feddst import FedDST
 from sparsona.methods.fedprox import FedProx
+from sparsona.methods.fedpse import FedPSE
+from sparsona.methods.fedscr import FedSCR
 from sparsona.methods.fedspa import FedSpa
+from sparsona.methods.fedstc import FedSTC
 from sparsona.methods.gossipfl import GossipFL
 from sparsona.methods.local import Local
 from sparsona.methods.subfedavg import SubFedAvg
@@ -29,7 +32,10 @@ METHODS: dict[str, Any] = {
     "fedavg_ft": FedAvgFT,
     "feddst": FedDST,
     "fedprox": FedProx,
+    "fedpse": FedPSE,
+    "fedscr": FedSCR,
     "fedspa": FedSpa,
+    "fedstc": FedSTC,
     "gossipfl": GossipFL,
     "local": Local,
     "subfedavg": SubFedAvg,

@@ -56,6 +56,7 @@ class DADPFL(DisPFL):
     each: Each = "layer"  # what the index is taken of: a tensor, or each of its output units
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.target < 1 - self.density:
             raise ValueError(f"target = {self.target} must be at least the initial sparsity, {1 - self.density:g}")
         if self.frequency < 1:

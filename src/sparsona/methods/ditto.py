@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from sparsona.core.fields import Count, NonNegative
 from sparsona.core.training import Ctx, train
@@ -21,6 +21,7 @@ class Client:
 class Ditto(FedAvg):
     """Two models per client: ``epochs`` passes for the shared one, ``personal_epochs`` for its own."""
 
+    keeps_moments: ClassVar[bool] = False  # two trainings a round would need two of them
     personal_epochs: Count = 1  # passes for the personal model
     pull: NonNegative = 0.5  # lambda
     pull_as: Literal["loss", "step"] = "loss"  # a term of the loss, or a step of its own after each step

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from sparsona.core.aggregate import Mean
-from sparsona.core.training import Ctx, Training, train
+from sparsona.core.training import Ctx, Training, train_on
 from sparsona.core.wire import Message, Values
 from sparsona.method import Client, Inbox, LocalData, Vector
 
@@ -18,6 +18,7 @@ Answer = tuple[Vector, int]  # a model and the number of samples it was trained 
 class FedAvg(Training):
     """One shared model, tested as it is on every client."""
 
+    keeps_moments: ClassVar[bool] = True
     weighting: Literal["samples", "uniform"] = "samples"  # a client counts by its samples, or as any other
 
     def start(self, fleet: int, ctx: Ctx) -> Vector:
@@ -30,12 +31,12 @@ class FedAvg(Training):
         return None
 
     def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
-        theta = self.step(inbox["server"]["theta"].values, data, ctx)
-        return None, Message(theta=Values(theta), samples=len(data)), theta
+        theta, client = self.step(client, inbox["server"]["theta"].values, data, ctx)
+        return client, Message(theta=Values(theta), samples=len(data)), theta
 
-    def step(self, theta: Vector, data: LocalData, ctx: Ctx) -> Vector:
-        """Local training from the model received."""
-        return train(self, theta, data.train, ctx)
+    def step(self, client: Client, theta: Vector, data: LocalData, ctx: Ctx) -> tuple[Vector, Client]:
+        """Local training from the model received; a client is nothing, or what its optimiser keeps."""
+        return train_on(self, theta, data.train, ctx, client)
 
     def read(self, server: Vector, k: int, message: Message, ctx: Ctx) -> Answer:
         return message.floats("theta", ctx.layout.dim), message.whole("samples", 1)

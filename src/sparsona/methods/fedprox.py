@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparsona.core.fields import NonNegative
-from sparsona.core.training import Ctx, train
-from sparsona.method import LocalData, Vector
+from sparsona.core.training import Ctx, train_on
+from sparsona.method import Client, LocalData, Vector
 from sparsona.methods.fedavg import FedAvg
 
 
@@ -16,5 +16,5 @@ class FedProx(FedAvg):
 
     mu: NonNegative = 0.1  # strength of the pull towards the model received
 
-    def step(self, theta: Vector, data: LocalData, ctx: Ctx) -> Vector:
-        return train(self, theta, data.train, ctx, anchor=theta, pull=self.mu)
+    def step(self, client: Client, theta: Vector, data: LocalData, ctx: Ctx) -> tuple[Vector, Client]:
+        return train_on(self, theta, data.train, ctx, client, anchor=theta, pull=self.mu)

@@ -55,6 +55,7 @@ class FedSpa(Training):
     charge_search: bool = False  # count the search's dense batch for every searcher, as the paper's tables do
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.searcher()
 
     def searcher(self) -> Search:

@@ -34,10 +34,10 @@ class Subsampling(FedAvg):
         return chosen
 
     def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
-        theta = self.step(inbox["server"]["theta"].values, data, ctx)
+        theta, client = self.step(client, inbox["server"]["theta"].values, data, ctx)
         seed = ctx.rng("part").seed
         part = self.part(ctx.layout, Rng(seed))
-        return None, Message(theta=Values.of(theta, part), seed=seed, samples=len(data)), theta
+        return client, Message(theta=Values.of(theta, part), seed=seed, samples=len(data)), theta
 
     def read(self, server: Vector, k: int, message: Message, ctx: Ctx) -> Answer:
         part = self.part(ctx.layout, Rng(message.part("seed", int)))

@@ -1,0 +1,119 @@
+"""What FedPSE adds to FedAvg: bytes on the wire, and the time of a round.
+
+SPARSONA_DATA=DIR python benchmarks/fedpse.py
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common import Figure, main
+from sparsona.config import check
+from sparsona.core.rng import Rng
+from sparsona.core.samples import LocalData, Samples
+from sparsona.core.task import Task
+from sparsona.core.training import Ctx
+from sparsona.data import DataError, load
+from sparsona.methods.fedavg import FedAvg
+from sparsona.methods.fedpse import FedPSE
+from sparsona.methods.fedscr import FedSCR
+from sparsona.methods.fedstc import FedSTC
+from sparsona.models import build
+from sparsona.runner import Progress, run
+
+
+def recipe(method: str, rounds: int) -> Any:
+    """Ten clients, 600 Fashion-MNIST samples each, an epoch of Adam."""
+    return check(
+        {
+            "name": "round",
+            "rounds": rounds,
+            "data": {
+                "source": "fashion-mnist",
+                "clients": 10,
+                "partition": "lambda",
+                "samples_per_client": 600,
+                "split": "same",
+                "train_share": 1.0,
+                "validation_share": 0.0,
+            },
+            "model": {"name": "convnet2"},
+            "method": {"name": method, "batch": 64, "optimiser": "adam", "lr": 1e-3},
+            "evaluate": {"every": rounds},
+            "results": {"figures": False},
+        }
+    )
+
+
+def round_ratio(ours: str, rounds: int) -> float:
+    """Seconds of a method's round over the FedAvg round next to it, which take turns: the median over the rounds."""
+    times: dict[str, list[float]] = {ours: [], "fedavg": []}
+    turns = {method: threading.Semaphore(0) for method in times}
+
+    def go(method: str, other: str) -> None:
+        def listen(progress: Progress) -> None:
+            times[method].append(progress.seconds)
+            turns[other].release()
+            turns[method].acquire()
+
+        turns[method].acquire()
+        with tempfile.TemporaryDirectory() as folder:
+            run(recipe(method, rounds), Path(folder) / "run", listen=listen)
+        turns[other].release()
+
+    both = [threading.Thread(target=go, args=pair) for pair in ((ours, "fedavg"), ("fedavg", ours))]
+    for thread in both:
+        thread.start()
+    turns[ours].release()
+    for thread in both:
+        thread.join()
+    pairs = list(zip(times[ours], times["fedavg"], strict=True))[1:-1]  # without warming up and evaluation
+    return statistics.median(pse / avg for pse, avg in pairs)
+
+
+def wire_bytes(method: Any, rounds: int = 4, clients: int = 3) -> int:
+    """Bytes both ways of a few clients with ConvNet2 that train a little, after the first round."""
+    torch.set_num_threads(1)
+    task, theta0 = Task.of(build("convnet2", 10, (1, 28, 28)), torch.zeros(1, 1, 28, 28))
+    ctx = Ctx(0, rounds, task, theta0, Rng(1, "local"), Rng(1, "common"))
+    pictures = Samples(torch.rand(96, 1, 28, 28), torch.arange(96) % 10, torch.arange(96))
+    server, kept, sent = method.start(clients, ctx), {k: method.join(k, ctx) for k in range(clients)}, 0
+    for t in range(rounds):
+        now, answers = replace(ctx, t=t), []
+        for k in kept:
+            part = replace(pictures, index=torch.arange(32 * k, 32 * k + 32))
+            down = method.down(server, k, now)
+            here = replace(now, rng=Rng(1, "local", t, k))
+            kept[k], up, _ = method.local(kept[k], {"server": down}, LocalData(part, part), here)
+            answers.append((k, method.read(server, k, up, now)))
+            sent += (down.nbytes + up.nbytes) * (t > 0)
+        server = method.merge(server, iter(answers), now)
+    return sent
+
+
+def figures() -> Iterator[Figure]:
+    """Everything measured here."""
+    how: dict[str, Any] = {"batch": 16, "optimiser": "adam", "lr": 1e-3}
+    dense = wire_bytes(FedAvg(**how))
+    for name, method, bar in (("fedpse", FedPSE, 0.125), ("fedscr", FedSCR, 0.125), ("fedstc", FedSTC, 0.025)):
+        ratio = wire_bytes(method(**how)) / dense
+        yield Figure(f"{name}: wire bytes over FedAvg's, ConvNet2, p = 0.9", ratio, "x", bar, "lower")
+    try:
+        load("fashion-mnist")
+    except DataError as error:
+        print(f"rounds: not measured: {error}", file=sys.stderr)
+        return
+    yield Figure("fedpse: a round over FedAvg's, convnet2, 10 clients", round_ratio("fedpse", 22), "x", 1.15, "lower")
+
+
+if __name__ == "__main__":
+    main(figures)

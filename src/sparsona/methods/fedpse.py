@@ -1,0 +1,149 @@
+"""FedPSE ("Personalized Sparsification with Element-wise Aggregation for Federated Learning"): sparse both ways.
+
+A client sends the largest entries of its update and keeps the rest for next time (UPS). The server averages each entry
+over those who sent it (EWA). To each client it sends back as many entries of that average: those which are large both
+there and in the client's own update, and of the others the more of the client's choice the less the two are alike
+(DPS). A client adds them to its base model, from which it trains anew each round; base models differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+
+from sparsona.core import budgets, masks
+from sparsona.core.aggregate import elementwise_mean, weighted_mean
+from sparsona.core.budgets import Fractions
+from sparsona.core.correlation import CORRELATIONS, Correlation, cosine, distance
+from sparsona.core.imports import imported
+from sparsona.core.layout import added
+from sparsona.core.masks import PackedSparse, Piece
+from sparsona.core.rng import Rng
+from sparsona.core.task import Moments
+from sparsona.core.training import Ctx, Training, train_on
+from sparsona.core.wire import Message, Sparse, Values, WireError
+from sparsona.method import Inbox, Layout, LocalData, Mask, Vector
+
+Answer = tuple[Sparse, int, Vector]  # an update, its number of samples, and the running statistics to be averaged
+
+
+@dataclass(frozen=True)
+class Client:
+    sparsity: float  # p
+    base: Vector  # W_i before its last training; running statistics are those after it
+    residual: Vector  # e_i, what is left out of its updates so far
+    moments: Moments | None
+
+
+@dataclass(frozen=True)
+class Server:
+    pending: dict[int, PackedSparse] = field(default_factory=dict)  # what each client is sent when it is next drawn
+    distances: dict[int, float] = field(default_factory=dict)  # d_s,i over the whole model, for the records
+    running: Vector | None = None  # mean running statistics, where they are averaged
+
+
+def upstream(layout: Layout, update: Vector, sparsity: float, each: Piece = "layer") -> tuple[Sparse, Vector]:
+    """UPS: the largest entries of an update, to be sent, and the residual; together they are the update exactly."""
+    mask = masks.largest(layout, update, sparsity, each)
+    return Sparse.of(update, mask), torch.where(mask, 0.0, update)
+
+
+def downstream(
+    layout: Layout, top: Sparse, update: Sparse, rng: Rng, each: Piece = "layer", correlation: Correlation = cosine
+) -> Mask:
+    """DPS: where a client is sent the average, by the average's largest entries and those that the client sent."""
+    parts = enumerate(masks.pieces(layout, each, top.mask, update.mask, top.dense(), update.dense()))
+    return torch.cat([masks.mixed(ours, own, distance(correlation, a, b), rng(i)) for i, (ours, own, a, b) in parts])
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPSE(Training):
+    """Personal base models, moved by sparse personal updates."""
+
+    keeps_moments: ClassVar[bool] = True
+    sparsity: Fractions = 0.9  # p, the share left out: a number, one per client, {low, high}, or {values, weights}
+    scope: Piece = "layer"  # what entries compete in and distances are taken of: each tensor, or the whole model
+    elementwise: bool = True  # EWA; false: an entry that a client did not send counts as 0
+    personalise: bool = True  # DPS; false: the largest entries of the average for everybody
+    correlation: str = "cosine"  # DPS: cosine, pearson, signs, or a function of your own as package.module:function
+    running: Literal["local", "averaged"] = "local"  # statistics of batch norm: the client's own, or sent whole
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.correlated()
+
+    def correlated(self) -> Correlation:
+        """The correlation by its name."""
+        return imported("correlation", self.correlation, CORRELATIONS)
+
+    def sparsity_of(self, k: int, ctx: Ctx) -> float:
+        """Client k's p, of its updates and of what it is sent."""
+        return budgets.share(self.sparsity, k, ctx.common)
+
+    def statistics(self, ctx: Ctx) -> int:
+        """How many running statistics travel."""
+        return ctx.layout.dim - ctx.layout.params if self.running == "averaged" else 0
+
+    def start(self, fleet: int, ctx: Ctx) -> Server:
+        budgets.least("sparsity", self.sparsity, fleet)
+        return Server()
+
+    def join(self, k: int, ctx: Ctx) -> Client:
+        return Client(self.sparsity_of(k, ctx), ctx.theta0, torch.zeros(ctx.layout.params), None)
+
+    def down(self, server: Server, k: int, ctx: Ctx) -> Message:
+        if k not in server.pending:
+            return Message()  # it has not taken part yet, and has the common initial model
+        more = {} if server.running is None else {"running": Values(server.running)}
+        return Message(update=server.pending[k].sparse(), **more)
+
+    def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
+        message, base = inbox["server"], client.base
+        if "update" in message:
+            base = added(base, message["update"].mask, message["update"].values)
+        if "running" in message:
+            base[ctx.layout.params :] = message["running"].values
+        return base
+
+    def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
+        base, n = self.personal(client, inbox, data, ctx), ctx.layout.params
+        trained, moments = train_on(self, base, data.train, ctx, client.moments)
+        update = (trained - base)[:n] + client.residual
+        sent, residual = upstream(ctx.layout.trained, update, client.sparsity, self.scope)
+        more = {"running": Values(trained[n:])} if self.statistics(ctx) else {}
+        new = Client(client.sparsity, torch.cat([base[:n], trained[n:]]), residual, moments)
+        return new, Message(update=sent, samples=len(data), **more), trained
+
+    def read(self, server: Server, k: int, message: Message, ctx: Ctx) -> Answer:
+        update, size = message.sparse("update", ctx.layout.params), self.statistics(ctx)
+        if flaw := masks.miscount(ctx.layout.trained, update.mask, self.sparsity_of(k, ctx), self.scope):
+            raise WireError(f"the update {flaw}")
+        return update, message.whole("samples", 1), message.floats("running", size) if size else torch.zeros(0)
+
+    def merge(self, server: Server, inbox: Iterable[tuple[int, Answer]], ctx: Ctx) -> Server:
+        layout, correlation, pending, distances = ctx.layout.trained, self.correlated(), {}, {}
+        # DPS needs each update again when the average is known, so they are kept, in little space
+        heard = {k: (PackedSparse.of_sparse(update), samples, running) for k, (update, samples, running) in inbox}
+        if not heard:
+            return server
+        updates, weights = (p.sparse() for p, _, _ in heard.values()), [n for _, n, _ in heard.values()]
+        if self.elementwise:
+            average = elementwise_mean(layout, zip(updates, weights, strict=True))
+        else:
+            average = weighted_mean((update.dense() for update in updates), weights)
+        ps = {k: self.sparsity_of(k, ctx) for k in heard}
+        tops = {p: Sparse.of(average, masks.largest(layout, average, p, self.scope)) for p in set(ps.values())}
+        for k, (packed, _, _) in heard.items():
+            top, update, chosen = tops[ps[k]], packed.sparse(), tops[ps[k]].mask
+            if self.personalise:
+                chosen = downstream(layout, top, update, ctx.rng("down", k), self.scope, correlation)
+            pending[k] = PackedSparse.of_sparse(Sparse.of(average, chosen))
+            distances[k] = distance(correlation, top.dense(), update.dense())
+        means = weighted_mean((r for _, _, r in heard.values()), weights) if self.statistics(ctx) else None
+        return Server(server.pending | pending, server.distances | distances, means)
+
+    def remarks(self, server: Server, k: int) -> dict[str, float]:
+        return {"distance": server.distances[k]}
