@@ -219,7 +219,7 @@ def stopped_and_resumed(r, after, path):
 
 
 def test_votes_and_pruning_survive_an_interruption(tmp_path):
-    """Before the first vote, between votes, before all know of them, and between the first pruning and the next.
+    """Before the first yes, between votes, before the first pruning, and before all know of it.
 
     Everybody votes yes from its second round on; with clients away, not all know of it at once.
     """
@@ -232,11 +232,16 @@ def test_votes_and_pruning_survive_an_interruption(tmp_path):
     notes = [row["notes"] for row in run(away, tmp_path / "away").rounds]
     assert sum(n["still"] == 1.0 for n in notes) > 0
     assert max(n["sparsity"] for n in notes) > notes[0]["sparsity"]
-    for after in range(1, 8):
-        for name, settings in {"whole": r, "away": away}.items():
-            path = tmp_path / f"{name}-{after}"
-            stopped_and_resumed(settings, after, path)
-            assert files(path, LEAVE) == files(tmp_path / name, LEAVE)
+    for name, settings, after in [
+        ("whole", r, 1),
+        ("whole", r, 2),
+        ("away", away, 3),
+        ("away", away, 5),
+        ("away", away, 6),
+    ]:
+        path = tmp_path / f"{name}-{after}"
+        stopped_and_resumed(settings, after, path)
+        assert files(path, LEAVE) == files(tmp_path / name, LEAVE)
 
 
 def test_interrupt_inside_a_round_keeps_the_rounds_before(tmp_path, monkeypatch):
