@@ -313,3 +313,37 @@ def test_a_plan_leaves_out_who_is_away() -> None:
 def test_errors_name_the_field(call, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         call()
+
+
+@settings(deadline=None)
+@given(n=st.integers(3, 40), half=st.integers(1, 19), seed=st.integers(0, 99))
+def test_mutual_neighbours_read_each_other(n: int, half: int, seed: int) -> None:
+    half = min(half, (n - 1) // 2)
+    reads = topology.mutual(n, 2 * half, Rng(seed))
+    assert sorted(reads) == list(range(n))
+    for k, js in reads.items():
+        assert len(set(js)) == 2 * half
+        assert k not in js
+        assert all(k in reads[j] for j in js)
+    Topology(name="mutual", neighbours=2 * half, fixed=True).check(n)
+
+
+def test_mutual_neighbours_come_in_pairs() -> None:
+    with pytest.raises(ValueError, match="neighbours: 3; an even number is needed"):
+        topology.mutual(8, 3, Rng(1))
+    with pytest.raises(ValueError, match="neighbours: 3; an even number is needed where neighbours are mutual"):
+        Topology(name="mutual", neighbours=3).check(8)
+
+
+def test_news_must_get_everywhere_along_directed_edges() -> None:
+    path = ((0, 1), (1, 2))
+    Topology(name="edges", pairs=path).check(3)
+    Topology(name="edges", pairs=(*path, (2, 0)), directed=True).check(3)
+    with pytest.raises(ValueError, match="client 1 is not connected with client 0 in both directions"):
+        Topology(name="edges", pairs=path, directed=True).check(3)
+
+
+def test_edges_beside_another_graph_are_refused() -> None:
+    for more in ({"edges": "square.txt"}, {"pairs": ((0, 1), (1, 2))}):
+        with pytest.raises(ValueError, match='name: "ring"; with a list of edges only "edges" is allowed'):
+            Topology(name="ring", **more).check(3)
