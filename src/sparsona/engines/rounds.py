@@ -111,15 +111,18 @@ def peers(
     cast: dict[int, bool] = {}
     for wave in plan.waves():
 
+        def inbox(k: int) -> dict[str | int, Message | bytes]:
+            mail = {"self": store.mail(k, t)[0], **heard}
+            for j in plan.reads[k]:
+                data, values = store.mail(j, t + 1 if j in plan.fresh[k] else t)
+                mail[j] = data
+                done.costs[k].receives(len(data), values)
+                done.costs[j].sends(len(data), values)
+            return mail
+
         def jobs(wave: Iterable[int] = wave) -> Iterator[Job]:
             for k in sorted(wave):
-                inbox = {"self": store.mail(k, t)[0], **heard}
-                for j in plan.reads[k]:
-                    data, values = store.mail(j, t + 1 if j in plan.fresh[k] else t)
-                    inbox[j] = data
-                    done.costs[k].receives(len(data), values)
-                    done.costs[j].sends(len(data), values)
-                yield Job("local", t, k, store.client(k), inbox, ("bytes", *wants))
+                yield Job("local", t, k, store.client(k), inbox(k), ("bytes", *wants))
 
         for result in engine.map(jobs()):
             assert result.sent is not None
