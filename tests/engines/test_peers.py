@@ -111,17 +111,17 @@ class Member(Client):
 
 VOTES = [  # by round and client
     {0: True, 1: False, 2: True},
+    {0: None, 1: None, 2: None},
     {0: False, 2: True},  # 1 is away
     {0: None, 1: True, 2: None},
-    {0: None, 1: None, 2: None},
     {0: None, 1: None, 2: None},
 ]
 HEARD = [  # by round: what all have heard, and of which rounds
     None,
     ([[1, 0, 1]], [0]),
-    ([[1, 0, 1], [0, 2, 1]], [0, 1]),
-    ([[1, 0, 1], [0, 2, 1], [2, 1, 2]], [0, 1, 2]),
-    ([[1, 0, 1], [0, 2, 1], [2, 1, 2]], [0, 1, 2]),  # nobody voted in round 3
+    ([[1, 0, 1]], [0]),  # nobody voted in round 1
+    ([[1, 0, 1], [0, 2, 1]], [0, 2]),
+    ([[1, 0, 1], [0, 2, 1], [2, 1, 2]], [0, 2, 3]),
 ]
 
 
@@ -153,12 +153,12 @@ def test_votes_reach_everybody_and_are_paid_for():
         cast, done = peers(engine, store, t, plan, cast, 3, ())
         paid.append({k: (cost.down, cost.up) for k, cost in done.costs.items()})
         assert done.left_out == {}
-    assert cast == {0: {0: True, 1: False, 2: True}, 1: {0: False, 2: True}, 2: {1: True}}
+    assert cast == {0: {0: True, 1: False, 2: True}, 2: {0: False, 2: True}, 3: {1: True}}
     bit = Message(vote=True).nbytes
     assert paid == [
         {0: (2 * bit, 2 * bit), 1: (2 * bit, 2 * bit), 2: (2 * bit, 2 * bit)},
+        {0: (0, 0), 1: (0, 0), 2: (0, 0)},
         {0: (bit, bit), 2: (bit, bit)},
         {0: (bit, 0), 1: (0, 2 * bit), 2: (bit, 0)},  # who does not vote pays nothing, but hears
-        {0: (0, 0), 1: (0, 0), 2: (0, 0)},
         {0: (0, 0), 1: (0, 0), 2: (0, 0)},
     ]
