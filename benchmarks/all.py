@@ -186,7 +186,8 @@ def page(rows: list[str]) -> str:
     return f"""\
 # Benchmarks
 
-Written by `make bench` on {datetime.now(UTC):%Y-%m-%d}; do not edit by hand.
+Written by `make bench`, last on {datetime.now(UTC):%Y-%m-%d}; do not edit by hand.
+Rows of single benchmarks may be newer than the others: `python benchmarks/all.py NAME.py` measures those alone.
 
 {table}
 

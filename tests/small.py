@@ -1,8 +1,13 @@
 """A tiny recipe that every test of whole runs shares."""
 
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from sparsona.config import Recipe, check
+from sparsona.core.wire import Message
+from sparsona.engines.device import Device, Job, Result
+from sparsona.engines.local import Local
 
 SUITS: dict[str, dict[str, dict[str, Any]]] = {  # by method: what it needs, or what makes so few rounds show all of it
     "beer": {"topology": {"name": "mutual", "fixed": True, "max_wait": 0}},
@@ -39,3 +44,16 @@ def recipe(
     for key, value in [*SUITS.get(name, {}).items(), *more.items()]:
         raw[key] = raw[key] | value if isinstance(value, dict) and isinstance(raw.get(key), dict) else value
     return check(raw)
+
+
+class Meddler(Local):
+    """An engine whose client 3 sends something else than it should."""
+
+    def __init__(self, device: Device, change: Callable[[Message], Message]) -> None:
+        super().__init__(device)
+        self.change = change
+
+    def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        for result in super().map(jobs):
+            assert result.message is not None
+            yield replace(result, message=self.change(result.message)) if result.k == 3 else result
