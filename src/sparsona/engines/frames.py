@@ -6,13 +6,14 @@ import json
 import mmap
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from sparsona.core.wire import Message, Values, decode, encode
-from sparsona.engines.device import Job, Result, Score, Sent
+from sparsona.engines.device import Job, Raw, Result, Score, Sent
 
 _MAX = 1 << 40  # both ends are our own processes: models of any size may pass
 IN_FLIGHT = 2  # jobs that a worker holds at a time, and so slots of shared memory in each direction
@@ -91,7 +92,8 @@ class Channel:
         """Send a job; an inbox made of the same parts as the last one, as in a broadcast, is not sent again."""
         again = _identical(job.inbox, self._last)
         self._last = job.inbox if all(isinstance(m, Message) for m in job.inbox.values()) else {}
-        blobs = [] if again else [encode(m) if isinstance(m, Message) else m for m in job.inbox.values()]
+        sent: Iterable[Raw] = () if again else job.inbox.values()
+        blobs = [encode(m) if isinstance(m, Message) else m for m in sent if not isinstance(m, Path)]
         head = {
             "kind": job.kind,
             "t": job.t,
@@ -99,7 +101,7 @@ class Channel:
             "wants": job.wants,
             "joined": job.client is not None,
             "again": again,
-            "senders": list(job.inbox),
+            "senders": [(j, str(m) if isinstance(m, Path) else None) for j, m in job.inbox.items()],
             "decode": bool(self._last),
         }
         self.send(head, blobs if job.client is None else [job.client, *blobs])
@@ -109,9 +111,10 @@ class Channel:
         client = bytes(blobs[0]) if head["joined"] else None
         if not head["again"]:
             self._last = {}  # before others are made
-            mail = blobs[1:] if head["joined"] else blobs
-            messages = [decode(b, max_bytes=_MAX) for b in mail] if head["decode"] else mail
-            self._last = dict(zip(head["senders"], messages, strict=True))
+            mail = iter(blobs[1:] if head["joined"] else blobs)
+            self._last = {
+                j: _taken(mail, head["decode"]) if path is None else Path(path) for j, path in head["senders"]
+            }
         return Job(head["kind"], head["t"], head["k"], client, self._last, tuple(head["wants"]))
 
     def send_result(self, result: Result) -> None:
@@ -136,7 +139,12 @@ class Channel:
         self.send(head, blobs)
 
 
-_Mail = Mapping[str | int, Message | bytes | memoryview]
+def _taken(mail: Iterator[memoryview], decoded: bool) -> Raw:
+    blob = next(mail)
+    return decode(blob, max_bytes=_MAX) if decoded else blob
+
+
+_Mail = Mapping[str | int, Raw]
 
 
 def _identical(a: _Mail, b: _Mail) -> bool:
