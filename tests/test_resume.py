@@ -267,6 +267,24 @@ def test_interrupt_inside_a_round_keeps_the_rounds_before(tmp_path, monkeypatch)
     assert files(tmp_path / "stopped", LEAVE) == files(tmp_path / "whole", LEAVE)
 
 
+@pytest.mark.parametrize("engine", ["local", "pool"])
+def test_large_messages_of_peers_lie_in_files_and_change_nothing(engine, tmp_path, monkeypatch):
+    r = recipe("dadpfl", rounds=6, engine=engine, checkpoint_every=2)
+    run(r, tmp_path / "whole")
+    monkeypatch.setattr("sparsona.engines.store._LARGE", 1)
+
+    def stop(step):
+        assert list((tmp_path / "stopped" / "state.mail").iterdir())
+        if step.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(r, tmp_path / "stopped", listen=stop)
+    resume(tmp_path / "stopped")
+    assert files(tmp_path / "stopped", LEAVE) == files(tmp_path / "whole", LEAVE)
+    assert not (tmp_path / "stopped" / "state.mail").exists()
+
+
 def test_a_finished_run_is_left_alone(tmp_path):
     run(recipe("fedavg", rounds=2), tmp_path / "run")
     before = files(tmp_path / "run", set())

@@ -7,7 +7,7 @@ is what really crosses the network. All models are flat vectors; a mask is a vec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -28,10 +28,11 @@ Model = (
 )  # what a device predicts with: a vector, or a function from inputs to logits
 
 
-def of_last_round(inbox: Inbox, ctx: Ctx) -> list[str | int]:
+def of_last_round(inbox: Inbox, ctx: Ctx) -> Iterator[str | int]:
     """Who told something in the round before this one, by the ``round`` in it, and oneself: what is told adds up."""
-    senders = sorted(inbox.keys() - {"all"}, key=str)
-    return [j for j in senders if j == "self" or inbox[j].get("round") == ctx.t - 1]
+    for j in sorted(inbox.keys() - {"all"}, key=str):
+        if j == "self" or inbox[j].get("round") == ctx.t - 1:
+            yield j
 
 
 class Method(Protocol):

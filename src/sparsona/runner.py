@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import time
 import warnings
 import zlib
@@ -25,7 +26,7 @@ from sparsona.core.task import Task
 from sparsona.core.topology import cohort
 from sparsona.core.wire import Message, Values
 from sparsona.data import Fleet, build
-from sparsona.engines.device import Device, Job, Score, Wants
+from sparsona.engines.device import Device, Job, Raw, Score, Wants
 from sparsona.engines.local import Local
 from sparsona.engines.pool import Pool
 from sparsona.engines.rounds import Ballots, Engine, Round, peers, star
@@ -116,6 +117,7 @@ def resume(out: str | Path, *, data_dir: Path | None = None, listen: Listener | 
 def _forget_state(path: Path) -> None:
     for name in ("state.sqlite", "state.sqlite-wal", "state.sqlite-shm"):
         (path / name).unlink(missing_ok=True)
+    shutil.rmtree(path / "state.mail", ignore_errors=True)
 
 
 def _warn_of_changes(folder: Run, now: dict[str, Any]) -> None:
@@ -288,7 +290,7 @@ class _Loop:
         ctx = self.device.ctx(t, "tests", t)
         for k in range(self.fleet.clients):
             wants: Wants = ("model",) if model else ()
-            inbox: dict[str | int, Message | bytes]
+            inbox: dict[str | int, Raw]
             if isinstance(self.device.method, StarMethod):
                 inbox = {"server": self.device.method.down(server, k, ctx)}
             else:
@@ -344,7 +346,8 @@ class _Loop:
             write(state / f"client-{k:05d}.safetensors", store.client(k) or b"")
         if not isinstance(self.device.method, StarMethod):
             for k in range(self.fleet.clients):  # among peers, weights lie in what each told last
-                write(state / f"client-{k:05d}.message", store.mail(k, self.recipe.rounds)[0])
+                letter = store.mail(k, self.recipe.rounds)[0]
+                write(state / f"client-{k:05d}.message", letter.read_bytes() if isinstance(letter, Path) else letter)
         if self.recipe.results.models:
             self._models(store, server, path / "models")
         if self.recipe.results.figures:

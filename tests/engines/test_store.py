@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from sparsona.engines.store import Checkpoint, Store, StoreError
+from sparsona.engines.store import Checkpoint, Store, StoreError, nbytes
 
 
 def test_a_round_is_kept_whole_or_not_at_all(tmp_path):
@@ -79,7 +79,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     code = f"""
 import resource, signal
 from pathlib import Path
-from sparsona.engines.store import Checkpoint, Store, StoreError
+from sparsona.engines.store import Checkpoint, Store, StoreError, nbytes
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 store = Store(Path({str(tmp_path / "s.sqlite")!r}))
 store.begin_round(); store.put(1, b"good"); store.end_round(Checkpoint(1, b"s", {{}})); store.commit()
@@ -104,3 +104,37 @@ def test_not_a_database(tmp_path):
     (tmp_path / "s.sqlite").write_bytes(b"something else entirely" * 1000)
     with pytest.raises(StoreError, match="cannot open the state"):
         Store(tmp_path / "s.sqlite")
+
+
+def test_large_mail_lies_in_files_that_live_as_long_as_a_crash_may_need_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("sparsona.engines.store._LARGE", 4)
+    store = Store(tmp_path / "s.sqlite")
+
+    def files():
+        return sorted(p.name for p in (tmp_path / "s.mail").iterdir())
+
+    def a_round(t, *told, commit=True):
+        store.begin_round()
+        for k, data in told:
+            store.put_mail(k, t, data, 2)
+        store.forget_mail(t)
+        store.end_round(Checkpoint(t + 1, b"", {}))
+        if commit:
+            store.commit()
+
+    a_round(0, (0, b"short"[:3]), (1, b"at first"))
+    assert store.mail(0, 1) == (b"sho", 2)
+    letter, values = store.mail(1, 1)
+    assert (letter.read_bytes(), nbytes(letter), values, nbytes(b"sho")) == (b"at first", 8, 2, 3)
+    a_round(1, (1, b"then"), commit=False)
+    a_round(2, (1, b"later on"), commit=False)
+    assert len(files()) == 3  # a crash now would go back to the first
+    store.close()
+    store = Store(tmp_path / "s.sqlite")
+    assert store.mail(1, 9)[0].read_bytes() == b"at first"
+    a_round(1, (1, b"then"))
+    assert files() == ["client-00001-round-2.message"]  # what the crash left is gone too
+    a_round(2, (1, b"later on"))
+    assert files() == ["client-00001-round-3.message"]
+    assert store.mail(1, 3)[0].read_bytes() == b"later on"
+    assert store.mail(0, 3) == (b"sho", 2)

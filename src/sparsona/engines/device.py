@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -17,9 +19,10 @@ from sparsona.core.task import Task, correct, loss
 from sparsona.core.training import Ctx
 from sparsona.core.wire import Message, Values, decode, encode, is_finite
 from sparsona.engines.values import dumps, loads, types_of
-from sparsona.method import Client, Inbox, Method, Model, PeerMethod, Telling, Voter
+from sparsona.method import Client, Method, Model, PeerMethod, Telling, Voter
 
 Wants = tuple[Literal["score", "model", "bytes"], ...]  # what else a job should bring back; the message as bytes
+Raw = Message | bytes | memoryview | Path  # a message, its bytes, or the file that holds them
 _MAX = 1 << 40  # messages are bounded where they come from a network; models of any size may pass between processes
 
 
@@ -40,6 +43,29 @@ class Sent:
     value_nbytes: int
 
 
+class Mail(Mapping[str | int, Message]):
+    """An inbox whose messages are decoded when they are asked for, one at a time: peers may have many large ones."""
+
+    def __init__(self, raw: Mapping[str | int, Raw]) -> None:
+        self._raw = raw
+        self._last: tuple[str | int, Message] | None = None  # who asks twice in a row gets the same
+
+    def __getitem__(self, sender: str | int) -> Message:
+        message = self._raw[sender]
+        if isinstance(message, Message):
+            return message
+        if self._last is None or self._last[0] != sender:
+            self._last = None  # before the next is made
+            self._last = (sender, decode(_mapped(message) if isinstance(message, Path) else message, max_bytes=_MAX))
+        return self._last[1]
+
+    def __iter__(self) -> Iterator[str | int]:
+        return iter(self._raw)
+
+    def __len__(self) -> int:
+        return len(self._raw)
+
+
 @dataclass(frozen=True)
 class Job:
     """One thing to do for client k in round t."""
@@ -48,7 +74,7 @@ class Job:
     t: int
     k: int
     client: bytes | None  # its value, None if it has not joined yet
-    inbox: Mapping[str | int, Message | bytes] = field(default_factory=dict)  # decoded or not
+    inbox: Mapping[str | int, Raw] = field(default_factory=dict)  # decoded or not, or where it lies
     wants: Wants = ()
 
 
@@ -95,7 +121,7 @@ class Device:
             client = self.method.join(k, self.ctx(0, "join", k))
         else:
             client = loads(job.client, types_of(self.method))
-        inbox: Inbox = {j: m if isinstance(m, Message) else decode(m, max_bytes=_MAX) for j, m in job.inbox.items()}
+        inbox = Mail(job.inbox)
         message: Message | None = None
         match job.kind:
             case "local":
@@ -138,6 +164,11 @@ class Device:
             total += float(loss(logits, y, reduction="sum"))
             n += len(y)
         return Score(right, n, total)
+
+
+def _mapped(path: Path) -> memoryview:
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _kept(client: Client) -> bytes | None:

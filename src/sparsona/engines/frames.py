@@ -6,13 +6,14 @@ import json
 import mmap
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from sparsona.core.wire import Message, Values, decode, encode
-from sparsona.engines.device import Job, Result, Score, Sent
+from sparsona.engines.device import Job, Raw, Result, Score, Sent
 
 _MAX = 1 << 40  # both ends are our own processes: models of any size may pass
 IN_FLIGHT = 2  # jobs that a worker holds at a time, and so slots of shared memory in each direction
@@ -54,9 +55,9 @@ class Channel:
         self._ours = [Slot(fd) for fd in ours]
         self._theirs = [Slot(fd) for fd in theirs]
         self._sent = self._received = 0
-        self._last: dict[str | int, Message | bytes] = {}  # the inbox that went through last
+        self._last: _Mail = {}  # the inbox that went through last
 
-    def send(self, head: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
+    def send(self, head: dict[str, Any], blobs: Sequence[bytes | memoryview] = ()) -> None:
         """Send a head and its blobs."""
         sizes = [len(b) for b in blobs]
         if sizes:
@@ -90,20 +91,30 @@ class Channel:
     def send_job(self, job: Job) -> None:
         """Send a job; an inbox made of the same parts as the last one, as in a broadcast, is not sent again."""
         again = _identical(job.inbox, self._last)
-        self._last = {} if any(isinstance(m, bytes) for m in job.inbox.values()) else dict(job.inbox)
-        head = {"kind": job.kind, "t": job.t, "k": job.k, "wants": job.wants, "joined": job.client is not None}
-        blobs = [] if again else [encode(m) if isinstance(m, Message) else m for m in job.inbox.values()]
-        self.send(
-            head | {"again": again, "senders": list(job.inbox)}, blobs if job.client is None else [job.client, *blobs]
-        )
+        self._last = job.inbox if all(isinstance(m, Message) for m in job.inbox.values()) else {}
+        sent: Iterable[Raw] = () if again else job.inbox.values()
+        blobs = [encode(m) if isinstance(m, Message) else m for m in sent if not isinstance(m, Path)]
+        head = {
+            "kind": job.kind,
+            "t": job.t,
+            "k": job.k,
+            "wants": job.wants,
+            "joined": job.client is not None,
+            "again": again,
+            "senders": [(j, str(m) if isinstance(m, Path) else None) for j, m in job.inbox.items()],
+            "decode": bool(self._last),
+        }
+        self.send(head, blobs if job.client is None else [job.client, *blobs])
 
     def read_job(self, head: dict[str, Any], blobs: Sequence[memoryview]) -> Job:
         """A job that was received."""
         client = bytes(blobs[0]) if head["joined"] else None
         if not head["again"]:
-            self._last = {}  # before others are made: among peers an inbox holds many models
-            messages = [decode(b, max_bytes=_MAX) for b in (blobs[1:] if head["joined"] else blobs)]
-            self._last = dict(zip(head["senders"], messages, strict=True))
+            self._last = {}  # before others are made
+            mail = iter(blobs[1:] if head["joined"] else blobs)
+            self._last = {
+                j: _taken(mail, head["decode"]) if path is None else Path(path) for j, path in head["senders"]
+            }
         return Job(head["kind"], head["t"], head["k"], client, self._last, tuple(head["wants"]))
 
     def send_result(self, result: Result) -> None:
@@ -128,7 +139,12 @@ class Channel:
         self.send(head, blobs)
 
 
-_Mail = Mapping[str | int, Message | bytes]
+def _taken(mail: Iterator[memoryview], decoded: bool) -> Raw:
+    blob = next(mail)
+    return decode(blob, max_bytes=_MAX) if decoded else blob
+
+
+_Mail = Mapping[str | int, Raw]
 
 
 def _identical(a: _Mail, b: _Mail) -> bool:
@@ -136,7 +152,7 @@ def _identical(a: _Mail, b: _Mail) -> bool:
     return a.keys() == b.keys() and all(_same_message(a[j], b[j]) for j in a)
 
 
-def _same_message(a: Message | bytes, b: Message | bytes) -> bool:
+def _same_message(a: object, b: object) -> bool:
     if not isinstance(a, Message) or not isinstance(b, Message):
         return False
     return a.names == b.names and all(_same_part(a[n], b[n]) for n in a)

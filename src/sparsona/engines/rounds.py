@@ -12,7 +12,7 @@ from sparsona.core.topology import Plan
 from sparsona.core.training import Ctx
 from sparsona.core.wire import Message, WireError, encode
 from sparsona.engines.device import Job, Result, Score, Wants
-from sparsona.engines.store import Store
+from sparsona.engines.store import Letter, Store, nbytes
 from sparsona.method import Remarking, Server, StarMethod
 
 Ballots = dict[int, dict[int, bool]]  # by round, what each client voted
@@ -103,21 +103,20 @@ def peers(
 ) -> tuple[Ballots, Round]:
     """One round without a server: wave by wave, each client reads fresh or last round's messages of its neighbours.
 
-    What a client sends is passed on as bytes, and lies in the store with what it sent before. ``ballots`` are the votes
+    What a client sends is passed on as it is, and lies in the store with what it sent before. ``ballots`` are the votes
     of earlier rounds, of which all hear, also who was away; those of this round come with them when they come back.
     """
     done = Round(t, costs={k: Cost() for k in plan.reads})
-    heard: dict[str | int, Message | bytes] = {"all": encode(_heard(ballots, fleet))} if ballots else {}
+    heard: dict[str | int, Letter] = {"all": encode(_heard(ballots, fleet))} if ballots else {}
     cast: dict[int, bool] = {}
     for wave in plan.waves():
 
-        def inbox(k: int) -> dict[str | int, Message | bytes]:
+        def inbox(k: int) -> dict[str | int, Letter]:
             mail = {"self": store.mail(k, t)[0], **heard}
             for j in plan.reads[k]:
-                data, values = store.mail(j, t + 1 if j in plan.fresh[k] else t)
-                mail[j] = data
-                done.costs[k].receives(len(data), values)
-                done.costs[j].sends(len(data), values)
+                mail[j], values = store.mail(j, t + 1 if j in plan.fresh[k] else t)
+                done.costs[k].receives(nbytes(mail[j]), values)
+                done.costs[j].sends(nbytes(mail[j]), values)
             return mail
 
         def jobs(wave: Iterable[int] = wave) -> Iterator[Job]:

@@ -1,7 +1,8 @@
 """What a run knows: client values, the server and the progress, in one SQLite file that survives a kill at any moment.
 
 SQLite gives what a checkpoint needs: a round is one transaction, so the file always holds the end of a whole round;
-only the clients that changed are written; and memory does not grow with the number of clients.
+only the clients that changed are written; and memory does not grow with the number of clients. What peers tell each
+other lies there too, or, where a message is large, in a file beside it, which workers read by themselves.
 """
 
 from __future__ import annotations
@@ -12,6 +13,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from sparsona.results import write
+
+Letter = bytes | Path  # an encoded message, or the file that holds it
+_LARGE = 1 << 22  # bytes from which a message gets a file
+
+
+def nbytes(letter: Letter) -> int:
+    """How many bytes an encoded message has."""
+    return letter.stat().st_size if isinstance(letter, Path) else len(letter)
 
 
 class StoreError(RuntimeError):
@@ -32,6 +43,7 @@ class Store:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
+        self._box = None if path is None else path.absolute().with_suffix(".mail")
         try:
             self._db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None, timeout=1)
             self._db.execute("PRAGMA page_size = 32768")  # models are large blobs: four times as fast as small pages
@@ -71,16 +83,23 @@ class Store:
         """Client k's new value, kept with the round."""
         self._do("INSERT OR REPLACE INTO clients VALUES (?, ?)", (k, value))
 
-    def mail(self, k: int, before: int) -> tuple[bytes, int]:
+    def mail(self, k: int, before: int) -> tuple[Letter, int]:
         """What client k last told its peers in a round before this one, encoded, and how many bytes are values."""
-        sql = "SELECT data, value_nbytes FROM mail WHERE k = ? AND t < ? ORDER BY t DESC LIMIT 1"
+        sql = "SELECT data, value_nbytes, t FROM mail WHERE k = ? AND t < ? ORDER BY t DESC LIMIT 1"
         row = self._do(sql, (k, before)).fetchone()
         if row is None:
             raise StoreError(f"the state in {self.path or 'memory'} is damaged: client {k} has no message")
-        return bytes(row[0]), int(row[1])
+        return bytes(row[0]) or self._file(k, row[2]), int(row[1])
 
     def put_mail(self, k: int, t: int, data: bytes, value_nbytes: int) -> None:
         """What client k tells its peers in round t, kept with the round."""
+        if self._box is not None and len(data) >= _LARGE:
+            try:
+                self._box.mkdir(exist_ok=True)
+                write(self._file(k, t), data)
+            except OSError as error:
+                raise StoreError(f"cannot write to {self._box}: {error}; the last checkpoint is intact") from error
+            data = b""
         self._do("INSERT OR REPLACE INTO mail VALUES (?, ?, ?, ?)", (k, t, data, value_nbytes))
 
     def forget_mail(self, before: int) -> None:
@@ -113,6 +132,10 @@ class Store:
         """Make the rounds that are whole the state that a crash goes back to."""
         self._do("COMMIT")
         self._do("BEGIN IMMEDIATE")
+        if self._box is not None and self._box.exists():  # not before: a crash may go back to older messages
+            known = {self._file(*row) for row in self._do("SELECT k, t FROM mail")}
+            for file in set(self._box.iterdir()) - known:
+                file.unlink()
 
     def rescue(self) -> None:
         """Commit the rounds that are whole and forget one that is not: for the moment when everything else fails."""
@@ -132,6 +155,10 @@ class Store:
     def close(self) -> None:
         """Leave; what was not committed is forgotten."""
         self._db.close()
+
+    def _file(self, k: int, t: int) -> Path:
+        assert self._box is not None
+        return self._box / f"client-{k:05d}-round-{t + 1}.message"
 
     def _do(self, sql: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
         try:

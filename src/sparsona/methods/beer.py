@@ -70,7 +70,8 @@ class Beer(Training):
             x, zero = ctx.theta0, torch.zeros_like(ctx.theta0)
             gradient = ctx.task.grad(x, batch)
             client = Client(x, gradient, x, zero, x, zero, gradient)
-        heard_h, heard_g = self.mixed(inbox, client.heard_h, "h", ctx), self.mixed(inbox, client.heard_g, "g", ctx)
+        told, of = [inbox[j] for j in of_last_round(inbox, ctx)], len(inbox.keys() - {"all"})
+        heard_h, heard_g = mixed(client.heard_h, told, "h", of), mixed(client.heard_g, told, "g", of)
         x = train(self, client.x, data.train, ctx) if self.tune else client.x
         x = x + self.gamma * (heard_h - client.h) - self.step * client.v
         gradient = ctx.task.grad(x, batch)
@@ -80,10 +81,11 @@ class Beer(Training):
         h, g = client.h + step_h.values, client.g + step_g.values
         return Client(x, v, h, g, heard_h, heard_g, gradient), Message(h=step_h, g=step_g, round=ctx.t), x
 
-    def mixed(self, inbox: Inbox, known: Vector, part: str, ctx: Ctx) -> Vector:
-        """The mean of surrogates, from what was known and the steps since then, one's own among them."""
-        steps = [inbox[j][part].values for j in of_last_round(inbox, ctx) if part in inbox[j]]
-        return known + torch.stack(steps).sum(0) / len(inbox.keys() - {"all"}) if steps else known
-
     def personal(self, client: Client | None, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
         return ctx.theta0 if client is None else client.x
+
+
+def mixed(known: Vector, told: list[Message], part: str, of: int) -> Vector:
+    """The mean of so many surrogates, from what was known and the steps since then, one's own among them."""
+    steps = [message[part].values for message in told if part in message]
+    return known + torch.stack(steps).sum(0) / of if steps else known

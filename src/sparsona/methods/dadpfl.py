@@ -78,7 +78,7 @@ class DADPFL(DisPFL):
     def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
         since = self.decided(client, inbox, ctx)
         mask = client.mask
-        theta = train(self, self.gathered(inbox) * mask, data.train, ctx, mask=mask)
+        theta = train(self, self.gathered(inbox, ctx) * mask, data.train, ctx, mask=mask)
         drift = self.distance(theta - ctx.theta0 * self.first(client.k, ctx), ctx)
         score = abs(drift - client.drift) / client.scale if client.scale > 0 else 1.0
         if self.due(since, ctx) and 1 - masks.density(ctx.layout, mask, self.scope(ctx)) < self.target:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sparsona.core import masks
-from sparsona.core.aggregate import overlap_mean
+from sparsona.core.aggregate import OverlapMean
 from sparsona.core.fields import PositiveShare, Share
 from sparsona.core.masks import Scope
 from sparsona.core.search import moved, on_batch
@@ -56,13 +56,16 @@ class DisPFL(Training):
 
     def local(self, client: Any, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Any, Message, Vector]:
         mask = client.mask
-        theta = train(self, self.gathered(inbox) * mask, data.train, ctx, mask=mask)
+        theta = train(self, self.gathered(inbox, ctx) * mask, data.train, ctx, mask=mask)
         return Client(self.searched(mask, theta, data, ctx)), Message(model=Sparse.of(theta, mask)), theta
 
-    def gathered(self, inbox: Inbox) -> Vector:
+    def gathered(self, inbox: Inbox, ctx: Ctx) -> Vector:
         """The mean of the neighbours' models and one's own, each coordinate over those whose mask holds it."""
-        models = [inbox[j]["model"] for j in sorted(inbox, key=str) if j != "all"]
-        return overlap_mean((m.values for m in models), (m.mask for m in models))
+        mean = OverlapMean(ctx.layout.dim)
+        for j in sorted(inbox.keys() - {"all"}, key=str):
+            model = inbox[j]["model"]
+            mean.add(model.values, model.mask)
+        return mean.value()
 
     def searched(self, mask: Mask, theta: Vector, data: LocalData, ctx: Ctx) -> Mask:
         """The mask after dropping small weights and growing as many."""
