@@ -256,6 +256,22 @@ def test_what_can_be_measured(folder: Path, more: dict[str, Any], value: float) 
     assert row["mean"] == pytest.approx(value)
 
 
+def test_points_beside_the_one_that_is_compared(folder: Path) -> None:
+    Path("paper/x.toml").write_text(to_toml(tables(recipe(rounds=2)) | {"name": "x"}))  # tested before and after
+    ok("run", "paper/x.toml", "--out", "x")
+    last = Run.open("x").rounds[-1]
+    made = Reproduction(paper(point="after"), {"x": ("c", "m")})
+    sheet = result(made, [Run.open("x")])
+    (row,) = sheet.json()
+    assert last["after"]["accuracy"] != last["before"]["accuracy"]
+    assert row["mean"] == pytest.approx(100 * last["after"]["accuracy"])
+    assert row["before"] == pytest.approx(100 * last["before"]["accuracy"])
+    assert sheet.markdown().startswith("| setting | method | paper | ours | difference | ours before | seeds |\n")
+    assert f"| {row['before']:.1f} | 1 |" in sheet.markdown()
+    (row,) = result(Reproduction(paper(metric="flops"), made.runs), [Run.open("x")]).json()
+    assert "before" not in row
+
+
 def test_a_note_at_the_end(folder: Path) -> None:
     Path("paper/x.toml").write_text(to_toml(tables(recipe("fedspa", rounds=1)) | {"name": "x"}))
     ok("run", "paper/x.toml", "--out", "x")

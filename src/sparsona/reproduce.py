@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import TypeAdapter
 
@@ -35,6 +35,7 @@ TABLE = "table.json"  # beside plan.json: which cell each run is for
 
 # -- the file --------------------------------------------------------------------------------------------------------
 
+Point = Literal["before", "after", "shared"]
 Figure = float | Literal["-"]  # what is printed in a cell, if anything is
 
 
@@ -65,7 +66,7 @@ class PaperTable:
     title: str
     source: str  # the paper, and the table's number in it
     metric: Literal["accuracy", "bytes", "paper bytes", "flops", "note"] = "accuracy"
-    point: Literal["before", "after", "shared"] | None = None  # of accuracy: the recipe's first if left out
+    point: Point | None = None  # of accuracy: the recipe's first if left out
     round: Literal["last", "best"] = "last"  # of accuracy
     note: str | None = None  # which one, for metric "note", at the end
     unit: Positive = 1.0  # what the figures printed are counted in, 1e9 for GB; accuracy is in percent
@@ -238,6 +239,7 @@ class CellSheet(Sheet):
     """One row per cell: what is printed, what came out, and the difference, in the units of the paper."""
 
     decimals: int = 2
+    others: tuple[str, ...] = ()  # points that were tested besides the one that is compared
 
     def parts(self) -> tuple[list[Column], ...]:
         """What is shown of a cell."""
@@ -249,6 +251,7 @@ class CellSheet(Sheet):
             Column("paper", lambda r: self._figure(r["printed"], r["printed_std"])),
             Column("ours", lambda r: self._figure(r["mean"], r["std"])),
             Column("difference", lambda r: self._figure(r["difference"], None, "+")),
+            *(Column(f"ours {p}", lambda r, p=p: self._figure(r[p], None)) for p in self.others),  # type: ignore[misc]
             Column("seeds", lambda r: str(r["seeds"])),
         ]
 
@@ -267,6 +270,7 @@ def result(made: Reproduction, runs: Iterable[Run], out: Path | None = None) -> 
         if run.path.name not in made.runs:
             raise RunError(f"{run.path} is not of this table: {TABLE} does not name it")
         found.setdefault(made.runs[run.path.name], []).append(run)
+    others = _others(table, [run for members in found.values() for run in members])
     rows = []
     untested = []
     for i, column in enumerate(table.columns):
@@ -274,10 +278,11 @@ def result(made: Reproduction, runs: Iterable[Run], out: Path | None = None) -> 
             if members := found.get((column.name, row.name)):
                 values = [_value(table, run) for run in members]
                 untested += [run.path.name for run, value in zip(members, values, strict=True) if value is None]
-                rows.append(_cell(column, row, i, [value for value in values if value is not None]))
+                cell = _cell(column, row, i, [value for value in values if value is not None])
+                rows.append(cell | {point: _mean(table, point, members) for point in others})
     digits = [_decimals(v) for row in rows for v in (row["printed"], row["printed_std"]) if v is not None]
     notes = tuple(_notes(made, rows, untested, {run.recipe.seed for each in found.values() for run in each}))
-    sheet = CellSheet(tuple(rows), notes, (), max(digits, default=2))
+    sheet = CellSheet(tuple(rows), notes, (), max(digits, default=2), others)
     if out is None or not rows:
         return sheet
     try:
@@ -287,6 +292,19 @@ def result(made: Reproduction, runs: Iterable[Run], out: Path | None = None) -> 
     except OSError as error:
         raise RunError(f"cannot write the table into {out}: {error.strerror}") from error
     return replace(sheet, files=(out / "table.csv", out / "table.md"))
+
+
+def _others(table: PaperTable, runs: Sequence[Run]) -> tuple[Point, ...]:
+    """The points besides the table's own at which all runs were tested."""
+    if table.metric != "accuracy":
+        return ()
+    own = {table.point or run.point for run in runs}
+    return tuple(p for p in get_args(Point) if p not in own and all(p in run.recipe.evaluate.points for run in runs))
+
+
+def _mean(table: PaperTable, point: Point, runs: Sequence[Run]) -> float | None:
+    values = [_value(replace(table, point=point), run) for run in runs]
+    return moments("value", [value for value in values if value is not None])["value_mean"]
 
 
 def _cell(column: PaperColumn, row: PaperRow, place: int, values: Sequence[float]) -> Row:
