@@ -670,7 +670,7 @@ def _try(plan: Mapping[str, Recipe], data_dir: Path | None) -> None:
             try:
                 device, fleet = prepare(plan[name], data_dir)
                 for name in names:
-                    verify(plan[name], device, fleet)
+                    verify(plan[name], device, fleet.clients)
             except ValueError as error:
                 raise RecipeError(f"{name}: {error}") from error
 

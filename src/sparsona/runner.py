@@ -8,7 +8,7 @@ import shutil
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,10 +31,11 @@ from sparsona.engines.local import Local
 from sparsona.engines.pool import Pool
 from sparsona.engines.rounds import Ballots, Engine, Round, peers, star
 from sparsona.engines.store import Checkpoint, Store
-from sparsona.engines.values import dumps, loads, split, types_of
+from sparsona.engines.values import dumps, loads, split, types_of, without
 from sparsona.evaluate import metrics
 from sparsona.method import Inbox, PeerMethod, Server, SharedModel, StarMethod
 from sparsona.models import build as build_model
+from sparsona.models import example
 from sparsona.results import Journal, Run, RunError, summarise, write
 
 
@@ -64,16 +65,16 @@ def prepare(recipe: Recipe, data_dir: Path | None = None) -> tuple[Device, Fleet
     return device, fleet
 
 
-def verify(recipe: Recipe, device: Device, fleet: Fleet) -> None:
+def verify(recipe: Recipe, device: Device, clients: int) -> None:
     """Raise RecipeError if the method does not fit this model, this number of clients or what is to be evaluated."""
     if "shared" in recipe.evaluate.points and not isinstance(recipe.method, SharedModel):
         name = tables(recipe)["method"]["name"]
         raise RecipeError(f'evaluate.points: "shared" needs a method whose server holds one model; {name} has none')
     try:
         if isinstance(recipe.method, StarMethod):
-            recipe.method.start(fleet.clients, device.ctx(0, "start"))
+            recipe.method.start(clients, device.ctx(0, "start"))
         elif isinstance(recipe.method, PeerMethod):
-            recipe.method.check(fleet.clients, device.ctx(0, "start"))
+            recipe.method.check(clients, device.ctx(0, "start"))
     except ValueError as error:
         raise RecipeError(f"method.{error}") from error
 
@@ -94,11 +95,11 @@ def run(
 ) -> Run | dict[str, Any]:
     """Run a recipe into the folder ``out`` and give the finished run; without a folder, give its summary alone."""
     with _engine(recipe, data_dir) as (engine, device, fleet):
-        verify(recipe, device, fleet)
+        verify(recipe, device, fleet.clients)
         if out is None:
-            return _Loop(recipe, engine, device, fleet, None, listen).go()
+            return _Loop(recipe, engine, device, fleet.clients, None, listen).go()
         folder = Run.create(Path(out), recipe, about(recipe, device, fleet))
-        _Loop(recipe, engine, device, fleet, folder, listen).go()
+        _Loop(recipe, engine, device, fleet.clients, folder, listen).go()
         return Run.open(Path(out))
 
 
@@ -110,8 +111,40 @@ def resume(out: str | Path, *, data_dir: Path | None = None, listen: Listener | 
         return folder
     with _engine(folder.recipe, data_dir) as (engine, device, fleet):
         _warn_of_changes(folder, about(folder.recipe, device, fleet))
-        _Loop(folder.recipe, engine, device, fleet, folder, listen).go()
+        _Loop(folder.recipe, engine, device, fleet.clients, folder, listen).go()
     return Run.open(Path(out))
+
+
+def drive(
+    recipe: Recipe, engine: Engine, device: Device, out: Path, about: dict[str, Any], listen: Listener | None = None
+) -> Run:
+    """Run a recipe on a fleet whose clients keep their own values, or go on with a run that was interrupted."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        if (out / "recipe.toml").is_file():
+            folder = Run.open(out)
+            if folder.finished:
+                return folder
+        else:
+            verify(recipe, device, recipe.data.clients)
+            folder = Run.create(out, recipe, about)
+        _Loop(folder.recipe, engine, device, recipe.data.clients, folder, listen, away=True).go()
+        return Run.open(out)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def bare_device(recipe: Recipe, classes: int, shape: tuple[int, ...], vocabulary: int | None) -> Device:
+    """A device without data, for a server: the model that all begin with, and the method."""
+    with Rng(recipe.seed, "init").everywhere():
+        model = build_model(recipe.model.name, classes, shape, vocabulary)
+    task, theta0 = Task.of(model, example(model, shape))
+    return Device(recipe.method, task, theta0, _no_data, _no_data, recipe.seed, recipe.rounds, recipe.evaluate.batch)
+
+
+def _no_data(k: int) -> Any:
+    raise AssertionError(f"the server has no data of client {k}")
 
 
 def _forget_state(path: Path) -> None:
@@ -178,7 +211,7 @@ class _Loop:
     recipe: Recipe
     engine: Engine
     device: Device
-    fleet: Fleet
+    clients: int
     folder: Run | None
     listen: Listener | None
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -186,6 +219,7 @@ class _Loop:
     ballots: Ballots = field(default_factory=dict)  # what everybody told everybody
     journals: dict[str, Journal] = field(default_factory=dict)
     apart: dict[str, Tensor] = field(default_factory=dict)  # parts of the server's value as they were last written
+    away: bool = False  # clients' values are on devices of their own: what the store has of them are versions
 
     def go(self) -> dict[str, Any]:
         """Run to the end and give the summary."""
@@ -219,7 +253,7 @@ class _Loop:
         method = self.device.method
         if checkpoint is None:
             ctx = self.device.ctx(0, "start")
-            return (method.start(self.fleet.clients, ctx) if isinstance(method, StarMethod) else None), 0
+            return (method.start(self.clients, ctx) if isinstance(method, StarMethod) else None), 0
         if self.folder is not None:
             self.rows = list(self.folder.rows("rounds"))
         self.latest = {int(k): Score(*s) for k, s in checkpoint.progress["latest"].items()}
@@ -234,7 +268,7 @@ class _Loop:
         began = time.perf_counter()
         recipe = self.recipe
         store.begin_round()
-        everyone = self.fleet.clients
+        everyone = self.clients
         wants: Wants = ("score",) if "after" in recipe.evaluate.points else ()
         if isinstance(self.device.method, StarMethod):
             chosen = cohort(everyone, recipe.fleet.per_round or everyone, Rng(recipe.seed, "cohort", t))
@@ -246,6 +280,8 @@ class _Loop:
                 self._post(store)
             self.ballots, done = peers(self.engine, store, t, plan, self.ballots, everyone, wants)
             done.clock = plan.clock(recipe.topology.times(everyone, Rng(recipe.seed, "topology")))
+        for k in sorted(done.reset):
+            server = self._begin_anew(store, server, t, k)
         self.latest |= done.scores
         scores = self._evaluate(store, server, t) if self._due(t) else {}
         scores["after"] = done.scores
@@ -265,13 +301,23 @@ class _Loop:
             self.listen(Progress(t + 1, recipe.rounds, row, seconds))
         return server
 
-    def _post(self, store: Store) -> None:
+    def _post(self, store: Store, t: int = -1, who: Iterable[int] | None = None) -> None:
         """Let everybody join a fleet without a server and say what it begins with."""
-        for result in self.engine.map(Job("post", 0, k, None, {}, ("bytes",)) for k in range(self.fleet.clients)):
+        everyone = range(self.clients) if who is None else who
+        for result in self.engine.map(Job("post", 0, k, None, {}, ("bytes",)) for k in everyone):
             assert result.sent is not None
             if result.client is not None:
                 store.put(result.k, result.client)
-            store.put_mail(result.k, -1, result.sent.data, result.sent.value_nbytes)
+            store.put_mail(result.k, t, result.sent.data, result.sent.value_nbytes)
+
+    def _begin_anew(self, store: Store, server: Server, t: int, k: int) -> Server:
+        """A device lost what it kept: it is a new client from here on, on both sides, so that no states are mixed."""
+        store.drop(k)
+        method = self.device.method
+        if not isinstance(method, StarMethod):
+            self._post(store, t, [k])
+            return server
+        return without(server, method.start(self.clients, self.device.ctx(0, "start")), k)
 
     def _due(self, t: int) -> bool:
         return (t + 1) % self.recipe.evaluate.every == 0 or t + 1 == self.recipe.rounds
@@ -283,12 +329,12 @@ class _Loop:
             jobs["before"] = self._tests(store, server, t)
         if "shared" in self.recipe.evaluate.points and isinstance(self.device.method, SharedModel):
             model: Inbox = {"server": Message(theta=Values(self.device.method.shared(server)))}
-            jobs["shared"] = (Job("shared", t, k, None, model) for k in range(self.fleet.clients))
+            jobs["shared"] = (Job("shared", t, k, None, model) for k in range(self.clients))
         return {point: {r.k: r.score for r in self.engine.map(todo) if r.score} for point, todo in jobs.items()}
 
     def _tests(self, store: Store, server: Server, t: int, model: bool = False) -> Iterator[Job]:
         ctx = self.device.ctx(t, "tests", t)
-        for k in range(self.fleet.clients):
+        for k in range(self.clients):
             wants: Wants = ("model",) if model else ()
             inbox: dict[str | int, Raw]
             if isinstance(self.device.method, StarMethod):
@@ -342,10 +388,13 @@ class _Loop:
         state = path / "state"
         state.mkdir(exist_ok=True)
         write(state / "server.safetensors", dumps(server))
-        for k in store.clients():
+        if self.away:
+            versions = {str(k): (store.client(k) or b"").decode() for k in store.clients()}
+            write(state / "versions.json", json.dumps(versions, indent=1) + "\n")
+        for k in () if self.away else store.clients():
             write(state / f"client-{k:05d}.safetensors", store.client(k) or b"")
         if not isinstance(self.device.method, StarMethod):
-            for k in range(self.fleet.clients):  # among peers, weights lie in what each told last
+            for k in range(self.clients):  # among peers, weights lie in what each told last
                 letter = store.mail(k, self.recipe.rounds)[0]
                 write(state / f"client-{k:05d}.message", letter.read_bytes() if isinstance(letter, Path) else letter)
         if self.recipe.results.models:

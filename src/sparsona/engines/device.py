@@ -79,6 +79,15 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Absent:
+    """Why a client of a real fleet gave no answer that counts."""
+
+    why: str
+    reached: bool = True  # whether the job got as far as the client
+    reset: bool = False  # whether the client has lost what it kept, and begins anew
+
+
+@dataclass(frozen=True)
 class Result:
     """What came of a job."""
 
@@ -92,6 +101,7 @@ class Result:
     flops: int = 0
     finite: bool = True  # whether the model that training ended with is free of NaN and Inf
     seconds: float = 0.0  # for the timing log alone: never in results, which repeat to the bit
+    absent: Absent | None = None  # on a real fleet: there is no answer, and this is why
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ class Round:
     notes: dict[int, dict[str, float]] = field(default_factory=dict)  # what the method tells of its clients
     clock: dict[int, tuple[float, float]] = field(default_factory=dict)  # when each would start and finish
     seconds: float = 0.0  # spent on devices
+    reset: set[int] = field(default_factory=set)  # clients that lost what they kept, and begin anew after this round
 
 
 def star(
@@ -77,6 +78,8 @@ def star(
 
     def answers() -> Iterator[tuple[int, Any]]:
         for result in engine.map(jobs()):
+            if not _there(result, done):
+                continue
             assert result.message is not None
             done.costs[result.k].sends(result.message.nbytes, result.message.value_nbytes)
             if _sound(result, done):
@@ -124,6 +127,8 @@ def peers(
                 yield Job("local", t, k, store.client(k), inbox(k), ("bytes", *wants))
 
         for result in engine.map(jobs()):
+            if not _there(result, done):
+                continue
             assert result.sent is not None
             if _sound(result, done):
                 _keep(result, done, store)
@@ -142,6 +147,18 @@ def _heard(ballots: Ballots, fleet: int) -> Message:
     """All votes so far, a row for each round in which there were any: 1 yes, 0 no, 2 not there."""
     rows = [[int(votes.get(k, 2)) for k in range(fleet)] for votes in ballots.values()]
     return Message(votes=torch.tensor(rows, dtype=torch.uint8), rounds=torch.tensor(list(ballots)))
+
+
+def _there(result: Result, done: Round) -> bool:
+    """Whether a client answered; on a real fleet one may not, and is left out with the reason."""
+    if result.absent is None:
+        return True
+    done.left_out[result.k] = result.absent.why
+    if result.absent.reset:
+        done.reset.add(result.k)
+    if not result.absent.reached:  # nothing was sent
+        done.costs[result.k].down = done.costs[result.k].paper_down = 0
+    return False
 
 
 def _sound(result: Result, done: Round) -> bool:

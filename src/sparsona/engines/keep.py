@@ -1,0 +1,73 @@
+"""What a device keeps of its client, on its own disk: one file per version, so that a round can be done again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+_FORM = re.compile(r"(\d{1,9})-([0-9a-f]{16})")
+
+
+class Lost(ValueError):
+    """The device has not, or no longer, the version that the server speaks of."""
+
+
+class Keep:
+    """The versions of one client's value in one run; a version is a number and a digest of the value.
+
+    The server's checkpoint says which version counts. If an answer was left out, or the server went back to an older
+    checkpoint, that is not the newest one, so the last few stay.
+    """
+
+    def __init__(self, folder: Path, depth: int = 1) -> None:
+        self.folder = folder
+        self.depth = depth  # rounds that the server may go back
+
+    def get(self, version: str) -> bytes:
+        """The value of a version; raises Lost if it is not there or not what it was."""
+        if not _FORM.fullmatch(version):
+            raise Lost(f"{version[:40]!r} is not a version")
+        file = self._file(version)
+        try:
+            value = file.read_bytes()
+        except FileNotFoundError as error:
+            have = ", ".join(self.versions()) or "none at all"
+            raise Lost(f"version {version} is not on this device, which has {have}") from error
+        if version != _name(int(version.partition("-")[0]), value):
+            raise Lost(f"version {version} on this device is damaged")
+        os.utime(file)  # what is used stays
+        return value
+
+    def put(self, before: str | None, value: bytes) -> str:
+        """Keep a new value, that came of the version before it, and give its version."""
+        number = 0 if before is None else int(before.partition("-")[0]) + 1
+        version = _name(number, value)
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        replace_file(self._file(version), value)
+        files = sorted(self.folder.glob("*.value"), key=lambda f: f.stat().st_mtime_ns, reverse=True)
+        for old in files[self.depth + 4 :]:
+            old.unlink(missing_ok=True)
+        return version
+
+    def versions(self) -> list[str]:
+        """The versions that are here."""
+        return sorted(file.stem for file in self.folder.glob("*.value"))
+
+    def _file(self, version: str) -> Path:
+        return self.folder / f"{version}.value"
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace a file, readable by its owner alone, as a whole or not at all; it is on the disk when this returns."""
+    part = path.with_name(path.name + ".part")
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as f:
+        f.write(data)
+        f.flush()
+        os.fsync(f.fileno())
+    part.replace(path)
+
+
+def _name(number: int, value: bytes) -> str:
+    return f"{number}-{hashlib.sha256(value).hexdigest()[:16]}"
