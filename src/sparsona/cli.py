@@ -963,3 +963,8 @@ def _show_runs(folder: Path, as_json: bool) -> None:
 def _state(run: Run) -> dict[str, Any]:
     done = {"run": str(run.path), "finished": run.finished}
     return done | (run.summary if run.finished else {"name": run.recipe.name, "rounds": len(run.rounds)})
+
+
+from sparsona.fleet import commands as fleet  # noqa: E402  (it is made of what is above)
+
+app.add_typer(fleet.app, name="fleet")

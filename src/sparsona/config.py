@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union
 from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt
 from pydantic import TypeAdapter, ValidationError
 
-from sparsona.core.fields import Count, Natural, PositiveShare
+from sparsona.core.fields import Count, Natural, Positive, PositiveShare
 from sparsona.core.topology import Topology
 from sparsona.data import DataConfig
 from sparsona.method import Choosy, Method, PeerMethod
@@ -45,6 +45,8 @@ class FleetConfig:
     """Who takes part in a round of a method with a server; without one, all do, and the topology says how."""
 
     per_round: Count | None = None  # clients drawn each round; all of them if left out
+    timeout: Positive = 600.0  # on a real fleet: seconds in which clients must answer
+    min_answers: Count = 1  # on a real fleet: a round with fewer answers is asked for again, and then is an error
 
 
 @dataclass(frozen=True, kw_only=True)

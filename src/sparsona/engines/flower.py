@@ -35,13 +35,13 @@ def client_app(ask: Callable[[bytes, Context], bytes] | None = None) -> ClientAp
     return app
 
 
-def server_app(main: Callable[[Grid, dict[str, Any]], None]) -> ServerApp:
+def server_app(main: Callable[[GridPost, dict[str, Any]], None]) -> ServerApp:
     """What runs beside the SuperLink for each run."""
     app = ServerApp()
 
     @app.main()
     def start(grid: Grid, context: Context) -> None:
-        main(grid, dict(context.run_config))
+        main(GridPost(grid), dict(context.run_config))
 
     return app
 
@@ -52,9 +52,9 @@ class GridPost:
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 
-    def nodes(self) -> set[int]:
-        """The nodes that Flower takes to be there."""
-        return set(self.grid.get_node_ids())
+    def nodes(self) -> dict[int, str]:
+        """The nodes that Flower takes to be there, and the keys that they proved to have."""
+        return {node.node_id: node.public_key.decode("ascii") for node in self.grid.get_nodes()}
 
     def send(self, node: int, data: bytes, seconds: float) -> str | None:
         """Send a parcel; Flower throws it away when its time is over."""

@@ -1,8 +1,8 @@
 """Clients on devices of their own: jobs go out as parcels, and what comes back is checked before it counts.
 
-The loops of ``rounds.py`` do not know of it. What they take for a client's value is its version here: the value stays on
-the device, and the version says which of its values a job is about. So a checkpoint of the server names one version of
-every client, whatever the devices did since.
+The loops of ``rounds.py`` do not know of it. What they take for a client's value is its version here: the value stays
+on the device, and the version says which of its values a job is about. So a checkpoint of the server names one version
+of every client, whatever the devices did since.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Reply:
 class Post(Protocol):
     """Carries parcels to nodes and brings their answers."""
 
-    def nodes(self) -> set[int]:
-        """The nodes that are there."""
+    def nodes(self) -> dict[int, str]:
+        """The nodes that are there, and their public keys."""
 
     def send(self, node: int, data: bytes, seconds: float) -> str | None:
         """Send a parcel that is of use for so many seconds and give its number; None if it was not taken."""
@@ -106,7 +106,7 @@ class Remote:
         """Send, and collect until all who are there have answered; too few answers make it wait and ask again."""
         open_ = list(asked)
         answers = 0
-        for attempt in range(ATTEMPTS):
+        for _ in range(ATTEMPTS):
             end = time.monotonic() + self.timeout
             looked = 0.0
             while open_ and time.monotonic() < end:

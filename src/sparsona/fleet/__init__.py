@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 
-class FleetError(RuntimeError):
+class FleetError(ValueError):
     """A fleet that cannot be started or went wrong; one line says what and what to do."""
 
 

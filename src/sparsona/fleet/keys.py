@@ -157,9 +157,7 @@ def _usage(sign: bool) -> Any:
     rest = dict.fromkeys(
         ("content_commitment", "key_encipherment", "data_encipherment", "encipher_only", "decipher_only"), False
     )
-    return x509.KeyUsage(
-        digital_signature=sign, key_agreement=False, key_cert_sign=not sign, crl_sign=not sign, **rest
-    )
+    return x509.KeyUsage(digital_signature=sign, key_agreement=False, key_cert_sign=not sign, crl_sign=not sign, **rest)
 
 
 def _pem(certificate: Any) -> bytes:

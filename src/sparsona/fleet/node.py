@@ -1,0 +1,140 @@
+"""A node: the device's process, which stays, and Flower's SuperNode beside it, started again when it ends."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Listener
+from pathlib import Path
+
+import torch
+
+import sparsona
+from sparsona.engines.parcels import MOST
+from sparsona.engines.station import Station
+from sparsona.fleet import FleetError, needs_flower
+from sparsona.fleet.data import NodeData
+from sparsona.fleet.keys import check_certificate, check_private
+from sparsona.fleet.processes import Child, environment, free_port, reachable
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_PAUSE = 6.0  # seconds between two starts: Flower takes a node back only when it has noticed that it was gone
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """What a node is told on its command line."""
+
+    server: str  # host:port
+    client: int
+    home: Path  # where the device keeps its values
+    data: NodeData
+    authority: Path | None = None  # ca.crt
+    key: Path | None = None  # the node's private key
+    insecure: bool = False
+    most: int = MOST
+    port: int | None = None  # of the SuperNode itself, on this machine alone
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of an address; raises FleetError if it is none."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise FleetError(f"server = {address!r}: must be host:port, such as server.example.org:8000")
+    return host.strip("[]"), int(port)
+
+
+def check_secure(host: str, insecure: bool, authority: Path | None, key: Path | None) -> bool:
+    """Whether to use TLS and keys; without them only on this machine, or by explicit wish."""
+    if authority is not None and key is not None and not insecure:
+        return True
+    if insecure and (authority is not None or key is not None):
+        raise FleetError("insecure with a certificate or a key: leave out one or the other")
+    if not insecure and host not in _LOOPBACK:
+        raise FleetError(f"{host} is another machine: give --ca and --key, or --insecure if you know what you do")
+    if not insecure:
+        raise FleetError("give --ca and --key, or --insecure for a server on this machine")
+    return False
+
+
+def run_node(options: NodeOptions, say: Callable[[str], None], stop: threading.Event | None = None) -> None:
+    """Serve until stopped; the SuperNode is started again, however often it ends."""
+    needs_flower()
+    stop = stop or threading.Event()
+    host, port = split_address(options.server)
+    secure = check_secure(host, options.insecure, options.authority, options.key)
+    if secure:
+        assert options.authority is not None
+        assert options.key is not None
+        check_private(options.key)
+        check_certificate(options.authority.parent)
+    torch.set_num_threads(1)
+    options.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if options.data.file is not None:
+        options.data.dataset(None)  # type: ignore[arg-type]  # what cannot be read is told now, not in a round
+    station = Station(options.client, options.home, options.data.builder(), sparsona.__version__, options.most)
+    place = Path(tempfile.mkdtemp(prefix="sparsona-"))  # a socket's path must be short
+    socket = place / "device"
+    child: Child | None = None
+    try:
+        listener = Listener(str(socket), "AF_UNIX")
+        socket.chmod(0o600)
+        threading.Thread(target=_serve, args=(listener, station), daemon=True).start()
+        while not stop.is_set():
+            if not reachable(host, port, 5.0):
+                say(f"the server {options.server} cannot be reached; trying again every {_PAUSE:g} seconds")
+                while not reachable(host, port, 5.0) and not stop.wait(_PAUSE):
+                    pass
+                continue
+            began = time.monotonic()
+            child = Child(_command(options, secure, socket), options.home / "supernode.log", environment(place))
+            say(f"client {options.client} of {options.server}")
+            while not child.ended and not stop.wait(0.5):
+                pass
+            if child.ended:
+                say(f"{_why(child)}; trying again")
+                stop.wait(max(_PAUSE - (time.monotonic() - began), 1.0))
+    finally:
+        if child is not None:
+            child.stop()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _serve(listener: Listener, station: Station) -> None:
+    """Answer whoever asks over the socket, one after the other."""
+    while True:
+        try:
+            with listener.accept() as link:
+                link.send_bytes(station.answer(link.recv_bytes(station.most)))
+        except (OSError, EOFError):
+            continue
+
+
+def _command(options: NodeOptions, secure: bool, socket: Path) -> list[str]:
+    """Flower's SuperNode, with nothing in its settings but where the device's process listens."""
+    trust = ["--insecure"]
+    if secure:
+        trust = ["--root-certificates", str(options.authority), "--auth-supernode-private-key", str(options.key)]
+    return [
+        str(Path(sys.executable).with_name("flower-supernode")),
+        *("--superlink", options.server, *trust),
+        *("--port", str(options.port or free_port())),
+        *("--node-config", f'socket="{socket}" client={options.client}'),
+    ]
+
+
+def _why(child: Child) -> str:
+    """Why a SuperNode ended, in one line."""
+    words = child.last_words(6)
+    if "CERTIFICATE_VERIFY_FAILED" in words or "certificate verify failed" in words:
+        return "the server's certificate is not trusted: it is expired, for another host, or not of this fleet's ca.crt"
+    if any(sign in words for sign in ("2004", "NODE_ALREADY", "already")):
+        return "the server has not noticed yet that this node was gone"
+    if any(sign in words for sign in ("401", "403", "Unauthorized", "Unauthenticated", "not registered", "permission")):
+        return "the server refused this node's key: it is not registered there"
+    return f"the SuperNode ended (exit code {child.process.returncode}): {child.last_words(2)}"

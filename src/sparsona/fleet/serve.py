@@ -1,0 +1,243 @@
+"""The server's side of a run, in the process that Flower starts for it: meet the nodes, then the ordinary loop."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import sparsona
+from sparsona.config import Recipe, check, tables
+from sparsona.engines.parcels import ParcelError, pack, unpack
+from sparsona.engines.remote import POLL, Post, Remote
+from sparsona.engines.store import StoreError
+from sparsona.fleet import FleetError
+from sparsona.results import Journal, Run, write
+from sparsona.runner import Progress, bare_device, drive
+
+_MOST_HELLO = 1 << 20
+
+
+def main(post: Post, config: dict[str, Any]) -> None:
+    """Carry out an order; whoever gave it reads in its folder what came of it."""
+    order = Path(str(config["order"]))
+    write(order / "pid", str(os.getpid()))
+    try:
+        serve(post, json.loads((order / "order.json").read_text()), order)
+        write(order / "done", "")
+    except Exception as error:  # the process that waits must hear of it, whatever it is
+        known = isinstance(error, (ValueError, StoreError)) or type(error).__name__ == "TooFew"
+        told = str(error) if known else f"{type(error).__name__}: {error}"
+        write(order / "error", " ".join(told.split()) + ("" if known else f"\n{traceback.format_exc()}"))
+        raise
+
+
+def serve(post: Post, order: dict[str, Any], work: Path) -> Run:
+    """Run an order's recipe with the nodes of a fleet into the order's folder, or go on with it."""
+    recipe, folder = check(order["recipe"]), Path(order["folder"])
+    run = f"{secrets.token_hex(8)}"
+    began = (folder / "run.json").is_file() and (folder / "recipe.toml").is_file()
+    if began:
+        run = json.loads((folder / "run.json").read_text())["fleet_run"]
+        recipe = Run.open(folder).recipe
+    log = _Log(folder)
+    head = {
+        "run": run,
+        "recipe": tables(recipe),
+        "sparsona": sparsona.__version__,
+        "depth": recipe.engine.checkpoint_every,
+    }
+    keys = None if order["keys"] is None else {str(key): int(k) for key, k in order["keys"].items()}
+    meeting = Meeting(post, recipe, head, keys, log.add)
+    facts = meeting.meet(float(order["wait"]), strict=not began)
+    device = bare_device(recipe, facts["classes"], tuple(facts["shape"]), facts["vocabulary"])
+    engine = Remote(
+        post, meeting.seats, device, head, recipe.fleet.timeout, recipe.fleet.min_answers, order["most"], log.add
+    )
+    about = {
+        "sparsona": sparsona.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "seed": recipe.seed,
+        "clients": recipe.data.clients,
+        "parameters": device.task.layout.params,
+        "forward_flops": device.task.layout.flops(),
+        "not_in_flops": device.task.layout.uncounted,
+        "train_samples": facts["samples"],
+        "fleet_run": run,
+    }
+
+    def listen(step: Progress) -> None:
+        log.open()
+        for k, why in step.row.get("why_left_out", {}).items():
+            log.add({"event": "left out", "client": int(k), "round": step.round, "why": why})
+        told = {"run": run, "folder": str(folder), "round": step.round, "rounds": step.rounds, "time": time.time()}
+        told["clients"] = {str(k): seen for k, seen in sorted(engine.traffic.items())}
+        if order.get("status"):
+            write(Path(order["status"]), json.dumps(told) + "\n")
+
+    if began:
+        log.open()
+        log.add({"event": "resumed", "rounds": len(Run.open(folder).rounds)})
+    try:
+        return drive(recipe, engine, device, folder, about, listen)
+    finally:
+        log.open()
+        log.close()
+
+
+@dataclass
+class Meeting:
+    """Who is there, and which node speaks for which client.
+
+    With keys, a node's key alone says which client it is. Without, on one machine or by explicit wish, a node is taken
+    at its word, and two that say the same are refused.
+    """
+
+    post: Post
+    recipe: Recipe
+    head: dict[str, Any]
+    keys: dict[str, int] | None  # client by public key
+    tell: Callable[[dict[str, Any]], None]
+    _asked: dict[str, tuple[int, str]] = field(default_factory=dict)  # by parcel: node and ask
+    _known: dict[int, int] = field(default_factory=dict)  # client by node, as nodes said
+    _facts: dict[int, dict[str, Any]] = field(default_factory=dict)  # by client
+    _wrong: dict[int, str] = field(default_factory=dict)  # by node
+
+    def seats(self) -> dict[int, int]:
+        """By client, the node that speaks for it, among those that are there."""
+        nodes = self.post.nodes()
+        if self.keys is not None:
+            return {self.keys[key]: node for node, key in sorted(nodes.items()) if key in self.keys}
+        self._greet(nodes)
+        self._listen()
+        return {self._known[node]: node for node in sorted(nodes) if node in self._known}
+
+    def meet(self, seconds: float, strict: bool) -> dict[str, Any]:
+        """Wait for all clients, or for enough of them after so many seconds, and give what they have in common."""
+        end = time.monotonic() + seconds
+        everyone = set(range(self.recipe.data.clients))
+        while time.monotonic() < end:
+            self._greet(self.post.nodes())
+            self._listen()
+            if self._wrong and strict:
+                raise FleetError("; ".join(self._wrong.values()))
+            if self._facts.keys() >= everyone:
+                break
+            time.sleep(POLL)
+        missing = sorted(everyone - self._facts.keys())
+        if len(self._facts) < self.recipe.fleet.min_answers or not self._facts:
+            others = "".join(f"; {why}" for why in self._wrong.values())
+            raise FleetError(
+                f"after {seconds:g} seconds {len(self._facts)} of {len(everyone)} clients are there, and at least "
+                f"{max(self.recipe.fleet.min_answers, 1)} are needed; missing: {_listed(missing)}{others}"
+            )
+        if missing:
+            self.tell({"event": "not there at the start", "clients": missing})
+        first = min(self._facts)
+        shared = {key: self._facts[first][key] for key in ("classes", "shape", "vocabulary")}
+        for k, facts in sorted(self._facts.items()):
+            for key, value in shared.items():
+                if facts[key] != value:
+                    raise FleetError(
+                        f"client {k} has data with {key} {facts[key]}, client {first} with {value}; all must have the "
+                        "same (a node with a file of its own may need --classes)"
+                    )
+        return shared | {"samples": sum(facts["samples"] for facts in self._facts.values())}
+
+    def _greet(self, nodes: dict[int, str]) -> None:
+        """Say hello to nodes that have not been asked yet."""
+        asked = {node for node, _ in self._asked.values()} | self._known.keys() | self._wrong.keys()
+        for node, key in nodes.items():
+            if node in asked:
+                continue
+            if self.keys is not None and key not in self.keys:
+                self._wrong[node] = f"node {node} is registered with a key that is not among the fleet's"
+                continue
+            ask = secrets.token_hex(8)
+            number = self.post.send(node, pack(self.head | {"hello": True, "ask": ask}), self.recipe.fleet.timeout)
+            if number is not None:
+                self._asked[number] = (node, ask)
+
+    def _listen(self) -> None:
+        nodes: dict[int, str] = {}
+        for reply in self.post.receive(set(self._asked)):
+            node, ask = self._asked.pop(reply.number, (0, ""))
+            if reply.data is None:
+                if not reply.gone:
+                    self._wrong[node] = f"node {node}: {reply.why}"
+                continue
+            nodes = nodes or self.post.nodes()
+            try:
+                self._welcome(node, nodes.get(node, ""), ask, unpack(reply.data, _MOST_HELLO)[0])
+            except (ParcelError, FleetError) as error:
+                self._wrong[node] = f"node {node}: {error}"
+                self.tell({"event": "refused", "node": node, "why": str(error)})
+
+    def _welcome(self, node: int, key: str, ask: str, said: dict[str, Any]) -> None:
+        """Check what a node says of itself."""
+        if "error" in said:
+            raise FleetError(str(said["error"])[:500])
+        if said.get("ask") != ask:
+            raise FleetError("it answered something else")
+        if said.get("sparsona") != sparsona.__version__:
+            raise FleetError(f"it has Sparsona {said.get('sparsona')}, the server {sparsona.__version__}")
+        k = said.get("client")
+        if not isinstance(k, int) or isinstance(k, bool) or not 0 <= k < self.recipe.data.clients:
+            raise FleetError(f"client {k!r}; the recipe has clients 0 to {self.recipe.data.clients - 1}")
+        if self.keys is not None and self.keys.get(key) != k:
+            raise FleetError(f"it speaks for client {k}, but its key is that of client {self.keys.get(key)}")
+        others = [other for other, j in self._known.items() if j == k and other != node and other in self.post.nodes()]
+        if self.keys is None and others:
+            raise FleetError(f"it says that it is client {k}, and so does node {others[0]}")
+        facts = {key: said.get(key) for key in ("classes", "shape", "vocabulary", "samples")}
+        shape = facts["shape"]
+        sizes = [facts["classes"], facts["samples"], *(shape if isinstance(shape, list) else [None])]
+        if any(not isinstance(n, int) or isinstance(n, bool) or not 0 < n < 1 << 31 for n in sizes):
+            raise FleetError(f"it speaks of data that cannot be: {facts}")
+        self._known[node] = k
+        self._facts[k] = facts
+
+
+class _Log:
+    """What happened besides the rounds: fleet.jsonl in the run's folder, once there is one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._journal: Journal | None = None
+        self._early: list[dict[str, Any]] = []
+
+    def open(self) -> None:
+        """Begin to write, if the run's folder is there."""
+        if self._journal is None and (self._folder / "recipe.toml").is_file():
+            self._journal = Journal(self._folder / "fleet.jsonl")
+            self._journal.add(*self._early)
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Note an event."""
+        row = {"time": round(time.time(), 3)} | event
+        if self._journal is None:
+            self._early.append(row)
+        else:
+            self._journal.add(row)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._journal is not None:
+            self._journal.close()
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:20])) + (", ..." if len(numbers) > 20 else "")
