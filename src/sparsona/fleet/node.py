@@ -23,6 +23,7 @@ from sparsona.fleet.keys import check_certificate, check_private
 from sparsona.fleet.processes import Child, environment, free_port, reachable
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_NOTICED = 90.0  # seconds after which Flower has surely noticed that a node was gone
 _PAUSE = 6.0  # seconds between two starts: Flower takes a node back only when it has noticed that it was gone
 
 
@@ -85,6 +86,7 @@ def run_node(options: NodeOptions, say: Callable[[str], None], stop: threading.E
         listener = Listener(str(socket), "AF_UNIX")
         socket.chmod(0o600)
         threading.Thread(target=_serve, args=(listener, station), daemon=True).start()
+        first = time.monotonic()
         while not stop.is_set():
             if not reachable(host, port, 5.0):
                 say(f"the server {options.server} cannot be reached; trying again every {_PAUSE:g} seconds")
@@ -97,7 +99,9 @@ def run_node(options: NodeOptions, say: Callable[[str], None], stop: threading.E
             while not child.ended and not stop.wait(0.5):
                 pass
             if child.ended:
-                say(f"{_why(child)}; trying again")
+                if time.monotonic() - began > _NOTICED:  # it was in, so what comes now is new
+                    first = time.monotonic()
+                say(f"{_why(child, time.monotonic() - first)}; trying again")
                 stop.wait(max(_PAUSE - (time.monotonic() - began), 1.0))
     finally:
         if child is not None:
@@ -128,13 +132,13 @@ def _command(options: NodeOptions, secure: bool, socket: Path) -> list[str]:
     ]
 
 
-def _why(child: Child) -> str:
-    """Why a SuperNode ended, in one line."""
-    words = child.last_words(6)
-    if "CERTIFICATE_VERIFY_FAILED" in words or "certificate verify failed" in words:
+def _why(child: Child, tried: float) -> str:
+    """Why a SuperNode ended, in one line; it has been tried for so many seconds."""
+    words = child.last_words(40)
+    if "certificate verify failed" in words.lower() or "certificate_verify_failed" in words.lower():
         return "the server's certificate is not trusted: it is expired, for another host, or not of this fleet's ca.crt"
-    if any(sign in words for sign in ("2004", "NODE_ALREADY", "already")):
-        return "the server has not noticed yet that this node was gone"
-    if any(sign in words for sign in ("401", "403", "Unauthorized", "Unauthenticated", "not registered", "permission")):
-        return "the server refused this node's key: it is not registered there"
+    if "code: 2004" in words:  # Flower says the same of both
+        if tried < _NOTICED:
+            return "the server refuses this node for now: it takes it back when it has noticed that it was gone"
+        return "the server refuses this node: its key is not registered there, or another node uses it"
     return f"the SuperNode ended (exit code {child.process.returncode}): {child.last_words(2)}"

@@ -43,6 +43,7 @@ class Child:
         if log.exists() and log.stat().st_size > 10_000_000:
             log.replace(log.with_suffix(".old"))
         guard = [sys.executable, "-I", "-S", str(Path(__file__).with_name("child.py")), str(os.getpid())]
+        self._read = log.stat().st_size if log.exists() else 0
         with log.open("ab") as out:
             out.write(f"--- {' '.join(self.command[:1])}\n".encode())
             self.process = subprocess.Popen(
@@ -53,6 +54,15 @@ class Child:
     def ended(self) -> bool:
         """Whether it runs no more."""
         return self.process.poll() is not None
+
+    def news(self) -> str:
+        """What it printed since this was last asked."""
+        with suppress(OSError), self.log.open("rb") as file:
+            file.seek(self._read)
+            text = file.read()
+            self._read += len(text)
+            return text.decode(errors="replace")
+        return ""
 
     def last_words(self, lines: int = 1) -> str:
         """The end of what it printed, in one line."""

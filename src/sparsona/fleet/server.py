@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,8 @@ from sparsona.results import Run, write
 from sparsona.runner import Progress
 
 CONNECTION = "fleet"  # the name that Flower's settings know the server by
+_STARTS_WITHIN = 180.0  # seconds
+_STRANGER = "No SuperNode found with the given public key"  # what Flower's log says of a key that it does not know
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,172 @@ class Home:
         return self.path / "keys"
 
     @property
-    def status(home: Home) -> dict[str, Any]:
-    """Who is there, and how far the run is."""
+    def status(self) -> Path:
+        """What a run last told."""
+        return self.path / "status.json"
+
+    @property
+    def nodes(self) -> Path:
+        """The names and clients of registered nodes, by Flower's numbers."""
+        return self.path / "nodes.json"
+
+    @property
+    def secure(self) -> bool:
+        """Whether it was started with TLS and node keys."""
+        return bool(self._told()["secure"])
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where the server listens; raises FleetError if it does not."""
+        told = self._told()
+        host, port = str(told["host"]), int(told["port"])
+        if not reachable(host, port, 5.0):
+            raise FleetError(f"no server listens on {host}:{port}; start it with: sparsona fleet server {self.path}")
+        return host, port
+
+    def _told(self) -> dict[str, Any]:
+        try:
+            told: dict[str, Any] = json.loads((self.path / "server.json").read_text())
+        except (OSError, ValueError) as error:
+            again = f"sparsona fleet server {self.path}"
+            raise FleetError(f"{self.path} has no server yet; start one with: {again}") from error
+        return told
+
+    def write_settings(self, host: str, port: int, secure: bool) -> None:
+        """What Flower's commands read, and we ourselves."""
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        trust = f'root-certificates = "{self.keys.resolve() / "ca.crt"}"' if secure else "insecure = true"
+        text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+        write(self.path / "config.toml", f'{text}address = "{_local(host)}:{port}"\n{trust}\n')
+        write(self.path / "server.json", json.dumps({"host": _local(host), "port": port, "secure": secure}) + "\n")
+
+
+def start_superlink(home: Home, host: str, port: int, secure: bool) -> Child:
+    """Start a SuperLink and wait until it listens."""
+    needs_flower()
+    if not port_is_free(host, port):
+        raise FleetError(f"port {port} of {host} is taken; choose another with --port")
+    if secure:
+        check_certificate(home.keys, _local(host))
+    home.write_settings(host, port, secure)
+    trust = ["--insecure"]
+    if secure:
+        names = {"ca-certfile": "ca.crt", "certfile": "server.pem", "keyfile": "server.key"}
+        trust = [word for option, name in names.items() for word in (f"--ssl-{option}", str(home.keys / name))]
+        trust.append("--enable-supernode-auth")
+    command = [
+        str(Path(sys.executable).with_name("flower-superlink")),
+        *("--host", host, "--port", str(port), *trust, "--database", str(home.path / "flower.sqlite")),
+        "--disable-runtime-dependency-installation",
+    ]
+    child = Child(command, home.path / "superlink.log", environment(home.path))
+    try:
+        wait_until_reachable(child, _local(host), port)
+    except BaseException:
+        child.stop()
+        raise
+    return child
+
+
+def register(home: Home, say: Callable[[str], None] = lambda text: None) -> None:
+    """Let the SuperLink know the keys of the fleet; those that it knows already stay."""
+    known: dict[str, Any] = json.loads(home.nodes.read_text()) if home.nodes.is_file() else {}
+    for client, (name, file) in roster(home.keys).items():
+        try:
+            made = flwr(home.path, "supernode", "register", str(file.resolve()), CONNECTION, "--name", name)
+        except FleetError as error:
+            if "already" not in str(error).lower():
+                raise
+            continue
+        known[str(made["node-id"])] = {"name": name, "client": client}
+        write(home.nodes, json.dumps(known, indent=1) + "\n")
+        say(f"{name} may speak for client {client}")
+
+
+def run_server(home: Home, host: str, port: int, secure: bool, say: Callable[[str], None]) -> None:
+    """Keep a SuperLink running until stopped; one that ends is started again, with all it knew."""
+    child = start_superlink(home, host, port, secure)
+    try:
+        if secure:
+            register(home, say)
+        say(f"the server listens on {host}:{port}" + (f"; the fleet's keys are in {home.keys}" if secure else ""))
+        while True:
+            time.sleep(0.5)
+            if _STRANGER in child.news():
+                say("a node was refused: its key is not registered here; put its .pub file into keys and start again")
+            if child.ended:
+                say(f"the SuperLink ended: {child.last_words()}; starting it again")
+                child.stop()
+                time.sleep(1)
+                child = start_superlink(home, host, port, secure)
+    finally:
+        stop_all([child])
+
+
+APP = """[project]
+name = "sparsona-fleet"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "sparsona"
+
+[tool.flwr.app.components]
+serverapp = "sparsona_fleet.server:app"
+clientapp = "sparsona_fleet.client:app"
+
+[tool.flwr.app.config]
+order = {order}
+"""
+SERVER_APP = """from sparsona.engines.flower import server_app
+from sparsona.fleet.serve import main
+
+app = server_app(main)
+"""
+CLIENT_APP = """from sparsona.engines.flower import client_app
+
+app = client_app()
+"""
+
+
+def run_on_fleet(
+    home: Home,
+    recipe: Recipe,
+    folder: Path,
+    listen: Callable[[Progress], None],
+    say: Callable[[str], None],
+    wait: float = 120.0,
+    most: int = MOST,
+) -> Run:
+    """Run a recipe on a fleet, or go on with it; a server process that dies is started again from its checkpoint."""
     host, port = home.address
-    if not reachable(host, port, 5.0):
-        raise FleetError(f"no server listens on {host}:{port}; start it with: sparsona fleet server {home.path}")
+    stuck, rounds = 0, -1
+    with _order(home, recipe, folder, wait, most) as work:
+        while True:
+            number = flwr(home.path, "run", str(work / "app"), CONNECTION)["run-id"]
+            try:
+                if _follow(work, folder, recipe, listen):
+                    return Run.open(folder)
+            except BaseException:
+                with suppress(FleetError):
+                    flwr(home.path, "stop", str(number), CONNECTION, seconds=30)
+                _end_process(work)
+                raise
+            now = _rounds_done(folder)
+            stuck, rounds = (stuck + 1 if now == rounds else 0), now
+            if stuck >= 3:
+                log = home.path / "superlink.log"
+                raise FleetError(f"the server process died {stuck} times in round {now + 1}; see {log}")
+            say(f"the server process died after round {now}; going on from its checkpoint")
+            end = time.monotonic() + 300
+            while not reachable(host, port) and time.monotonic() < end:
+                time.sleep(0.5)
+
+
+def status(home: Home) -> dict[str, Any]:
+    """Who is there, and how far the run is."""
+    assert home.address  # somebody listens
     names = json.loads(home.nodes.read_text()) if home.nodes.is_file() else {}
     nodes = []
     for node in flwr(home.path, "supernode", "list", CONNECTION).get("nodes", []):
@@ -56,3 +220,92 @@ class Home:
         nodes.append(known | {"node": node["node-id"], "status": node["status"], "online_at": node["online-at"]})
     told: dict[str, Any] = json.loads(home.status.read_text()) if home.status.is_file() else {}
     return {"nodes": sorted(nodes, key=lambda n: str(n["client"])), "run": told}
+
+
+@contextmanager
+def _order(home: Home, recipe: Recipe, folder: Path, wait: float, most: int) -> Iterator[Path]:
+    """A folder with what a server process is to do, and the small app that Flower carries to everybody."""
+    work = home.path.resolve() / "orders" / f"{os.getpid()}-{time.time_ns()}"
+    package = work / "app" / "sparsona_fleet"
+    package.mkdir(parents=True)
+    try:
+        keys = {_pem(file): client for client, (_, file) in roster(home.keys).items()} if home.secure else None
+        told = {"recipe": tables(recipe), "folder": str(folder.resolve()), "keys": keys, "wait": wait, "most": most}
+        write(work / "order.json", json.dumps(told | {"status": str(home.status.resolve())}))
+        (work / "app" / "pyproject.toml").write_text(APP.format(order=json.dumps(str(work))))
+        (package / "__init__.py").write_text("")
+        (package / "server.py").write_text(SERVER_APP)
+        (package / "client.py").write_text(CLIENT_APP)
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _follow(work: Path, folder: Path, recipe: Recipe, listen: Callable[[Progress], None]) -> bool:
+    """Show rounds as they are done; True when the run is, False if the server process died; its errors are raised."""
+    (work / "pid").unlink(missing_ok=True)
+    seen = _rounds_done(folder)
+    end = time.monotonic() + _STARTS_WITHIN
+    pid: int | None = None
+    while True:
+        alive = pid is None or _alive(pid)  # before the files, or a process that ends well might seem to have died
+        if pid is None and (work / "pid").is_file():
+            pid = int((work / "pid").read_text())
+        if (work / "error").is_file():
+            told, _, trace = (work / "error").read_text().partition("\n")
+            if trace and os.environ.get("SPARSONA_DEBUG"):
+                print(trace, file=sys.stderr)
+            raise FleetError(told)
+        done = (work / "done").is_file()
+        if _rounds_done(folder) > seen:
+            rows = list(Run(folder).rows("rounds"))
+            times = {row["round"]: row["seconds"] for row in Run(folder).rows("timing")}
+            for row in rows[seen:]:
+                listen(Progress(row["round"], recipe.rounds, row, times.get(row["round"], 0.0)))
+            seen = len(rows)
+        if done:
+            return True
+        if not alive:
+            return False
+        if pid is None and time.monotonic() > end:
+            raise FleetError(f"the server did not start the run within {_STARTS_WITHIN:g} seconds; see superlink.log")
+        time.sleep(0.2)
+
+
+def _end_process(work: Path) -> None:
+    """See to it that the process that carried out an order is gone: it would write into the run's folder."""
+    with suppress(OSError, ValueError):
+        pid = int((work / "pid").read_text())
+        os.kill(pid, signal.SIGTERM)
+        for _ in range(50):
+            if not _alive(pid):
+                return
+            time.sleep(0.1)
+        os.kill(pid, signal.SIGKILL)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        stat = Path(f"/proc/{pid}/stat")  # one that has ended but is not yet collected is as good as gone
+        return not stat.is_file() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def _rounds_done(folder: Path) -> int:
+    file = folder / "rounds.jsonl"
+    return file.read_bytes().count(b"\n") if file.is_file() else 0
+
+
+def _pem(file: Path) -> str:
+    """A node's public key as Flower tells it to the server."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+
+    key = load_ssh_public_key(file.read_bytes())
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode("ascii")
+
+
+def _local(host: str) -> str:
+    """How this machine reaches a server that listens there."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

@@ -50,10 +50,10 @@ def trial(
             make_node_key(home.keys, f"node-{k}", k)
         port = free_port()
         say(f"starting a server and {nodes} nodes on this machine")
-        for k in range(nodes):  # they wait for the server, and read their data meanwhile
-            children.append(Child(_node(home, top, k, port, data_dir), top / f"node-{k}.log", environment(top)))
         children.append(start_superlink(home, "127.0.0.1", port, secure=True))
         register(home)
+        for k in range(nodes):
+            children.append(Child(_node(home, top, k, port, data_dir), top / f"node-{k}.log", environment(top)))
         done = run_on_fleet(home, recipe, folder, listen, say, wait=300.0)
         _collect(done, top)
         return done

@@ -1,0 +1,277 @@
+"""What goes wrong on a fleet is named, and never mixed in."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'sparsona[flower]'")
+
+import torch
+
+from fleet.test_fleet import files
+from fleet.world import World
+from small import recipe
+from sparsona.core.wire import Message, Values, encode
+from sparsona.engines.parcels import pack, unpack
+from sparsona.engines.remote import TooFew
+from sparsona.fleet import FleetError
+from sparsona.results import Run
+from sparsona.runner import run
+
+
+def everyone(name="ditto", /, **more):
+    """A recipe in which all take part, and nobody is waited for long."""
+    fleet = {"per_round": 6, "timeout": 0.5, **more.pop("fleet", {})}
+    return recipe(name, fleet=fleet, **more)
+
+
+def events(path):
+    return [json.loads(line) for line in (path / "fleet.jsonl").read_text().splitlines()]
+
+
+def answers(data, kind="local"):
+    """Whether a parcel is a job of this kind, and its round."""
+    head, _ = unpack(data)
+    return head["t"] if head.get("kind") == kind else None
+
+
+def liar(change, rounds=(1,)):
+    """Client 2 changes what it answers in some rounds."""
+
+    def lie(k, data, answer):
+        if k == 2 and answers(data) in rounds:
+            head, blobs = unpack(answer)
+            return change(head, [bytes(b) for b in blobs])
+        return answer
+
+    return lie
+
+
+def message(value, size):
+    return encode(Message(theta=Values(torch.full((size,), value)), samples=5))
+
+
+LIES = {
+    "garbage": (lambda head, blobs: b"garbage" * 100, "not a parcel"),
+    "nothing": (lambda head, blobs: b"", "0 bytes are no parcel"),
+    "half": (lambda head, blobs: pack(head, blobs)[:-9], "bytes follow the head"),
+    "not a message": (lambda head, blobs: pack(head, [b"x" * len(blobs[0])]), "not a message|magic"),
+    "NaN": (lambda head, blobs: pack(head, [message(float("nan"), 2410)]), "NaN or Inf"),
+    "shape": (lambda head, blobs: pack(head, [message(1.0, 7)]), "theta"),
+    "other client": (lambda head, blobs: pack(head | {"k": 1}, blobs), "k is 1, not 2"),
+    "old round": (lambda head, blobs: pack(head | {"t": 0}, blobs), "t is 0, not 1"),
+    "other run": (lambda head, blobs: pack(head | {"run": "x"}, blobs), "run is 'x'"),
+    "old version": (lambda head, blobs: pack(head | {"from": None}, blobs), "from is None"),
+    "next version": (lambda head, blobs: pack(head | {"version": "9-" + "0" * 16}, blobs), "version '9-"),
+    "replay": (lambda head, blobs: pack(head | {"ask": "0" * 16}, blobs), "ask is '0000"),
+    "flops": (lambda head, blobs: pack(head | {"flops": -1}, blobs), "flops -1"),
+    "score": (
+        lambda head, blobs: pack(head | {"score": {"correct": 9, "samples": 1, "loss": 0.0}}, blobs),
+        "9 correct of 1",
+    ),
+    "notes": (lambda head, blobs: pack(head | {"notes": {"x": "y"}}, blobs), "notes must be"),
+    "silence": (lambda head, blobs: None, "no answer within 0.5 seconds"),
+    "error": (lambda head, blobs: pack(head | {"error": "out of memory"}), "out of memory"),
+}
+
+
+@pytest.mark.parametrize("what", LIES)
+def test_who_lies_is_left_out_and_named(what, tmp_path):
+    change, told = LIES[what]
+    world = World(tmp_path, 6, lie=liar(change))
+    done = world.run(everyone(), tmp_path / "fleet")
+    assert [row["left_out"] for row in done.rounds] == [[], [2], []]
+    why = done.rounds[1]["why_left_out"]["2"]
+    import re
+
+    assert re.search(told, why), why
+    assert {"event": "left out", "client": 2, "round": 2, "why": why}.items() <= events(tmp_path / "fleet")[-1].items()
+    assert done.summary["before"]["loss"] < 10  # nothing of it was mixed in
+
+
+def test_one_who_is_left_out_goes_on_from_where_the_server_knows_it(tmp_path):
+    """The device trained and kept a new value, but its answer was lost: both go on from the value before."""
+    world = World(tmp_path, 6, lie=liar(LIES["silence"][0]))
+    done = world.run(everyone(rounds=4), tmp_path / "fleet")
+    assert [row["left_out"] for row in done.rounds] == [[], [2], [], []]
+    versions = json.loads((tmp_path / "fleet" / "state" / "versions.json").read_text())
+    assert {k: v.partition("-")[0] for k, v in versions.items()} == {
+        "0": "3", "1": "3", "2": "2", "3": "3", "4": "3", "5": "3",
+    }  # fmt: skip
+
+
+def test_who_is_away_is_not_waited_for_and_comes_back_as_it_was(tmp_path):
+    world = World(tmp_path, 6)
+    real = world.get_nodes
+    seen = []
+
+    def nodes():
+        status = Run(tmp_path / "fleet").rows("rounds") if (tmp_path / "fleet" / "rounds.jsonl").is_file() else []
+        seen[:] = status
+        world.away = {4} if len(seen) == 1 else set()
+        return real()
+
+    world.get_nodes = nodes
+    done = world.run(everyone(rounds=3, fleet={"timeout": 60.0}), tmp_path / "fleet")
+    assert [row["why_left_out"] for row in done.rounds if row["left_out"]] == [{"4": "not there"}]
+    assert done.rounds[1]["down"] == done.rounds[0]["down"] * 5 // 6  # nothing was sent to it
+
+
+@pytest.mark.parametrize("method", ["ditto", "fedspa", "fedpse", "fedstc", "subfedavg", "dadpfl"])
+def test_a_device_that_lost_its_state_begins_anew_on_both_sides(method, tmp_path):
+    import shutil
+
+    struck = []
+
+    def lie(k, data, answer):
+        if k == 2 and answers(data) == 1 and not struck:
+            struck.append(k)
+            for folder in (tmp_path / "node-2").iterdir():
+                shutil.rmtree(folder)
+            return world.stations[2].answer(data)
+        return answer
+
+    world = World(tmp_path, 6, lie=lie)
+    done = world.run(everyone(method, rounds=4), tmp_path / "fleet")
+    assert [row["left_out"] for row in done.rounds] == [[], [2], [], []]
+    assert done.rounds[1]["why_left_out"]["2"].startswith("begins anew: version 0-")
+    versions = json.loads((tmp_path / "fleet" / "state" / "versions.json").read_text())
+    assert versions["2"].startswith("1-")  # two rounds since
+    assert versions["1"].startswith("3-")
+
+
+def test_a_damaged_value_is_not_used(tmp_path):
+    def lie(k, data, answer):
+        if k == 2 and answers(data) == 1:
+            for file in (tmp_path / "node-2").glob("*/0-*.value"):
+                file.write_bytes(b"x" + file.read_bytes()[1:])
+            return world.stations[2].answer(data)
+        return answer
+
+    world = World(tmp_path, 6, lie=lie)
+    done = world.run(everyone(), tmp_path / "fleet")
+    assert "is damaged" in done.rounds[1]["why_left_out"]["2"]
+
+
+@pytest.mark.parametrize("method", ["ditto", "fedspa", "dadpfl"])
+def test_a_server_that_died_goes_on_from_an_older_checkpoint(method, tmp_path):
+    """Devices are ahead of the checkpoint: they do those rounds again, and the end is the same to the bit."""
+    r = everyone(method, rounds=6, checkpoint_every=3)
+    run(r, tmp_path / "local")
+    world = World(tmp_path, 6)
+    dead = []
+
+    class Killed(BaseException):
+        pass
+
+    def lie(k, data, answer):
+        if k == 5 and answers(data) == 4 and not dead:
+            dead.append(k)
+            raise Killed
+        return answer
+
+    world.lie = lie
+    from sparsona.engines.store import Store
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "rescue", lambda self: None)  # as if killed: nothing is saved at the last moment
+        with pytest.raises(Killed):
+            world.run(r, tmp_path / "fleet")
+    assert len(Run(tmp_path / "fleet").rounds) == 4
+    world.run(r, tmp_path / "fleet")
+    assert files(tmp_path / "fleet") | world.values(tmp_path / "fleet") == files(tmp_path / "local")
+    assert "resumed" in [e["event"] for e in events(tmp_path / "fleet")]
+
+
+def test_too_few_answers(tmp_path):
+    world = World(tmp_path, 6, lie=lambda k, data, answer: None if k > 2 and answers(data) == 1 else answer)
+    with pytest.raises(TooFew, match=r"round 2 has 3 of at least 4 answers: client 3: no answer within 0.1 seconds; "):
+        world.run(everyone(fleet={"min_answers": 4, "timeout": 0.1}), tmp_path / "fleet")
+    assert len(Run(tmp_path / "fleet").rounds) == 1
+    world.lie = lambda k, data, answer: answer
+    world.run(everyone(), tmp_path / "fleet")  # goes on
+    assert Run(tmp_path / "fleet").finished
+
+
+def test_a_peer_that_sends_garbage_to_its_neighbours_is_named_by_them(tmp_path):
+    size = 2410
+    bad = {0: b"garbage", 1: message(1.0, 7), 2: encode(Message(model=Values(torch.full((size,), float("nan")))))}
+
+    def lie(k, data, answer):
+        t = answers(data)
+        if k == 2 and t in bad:
+            head, _ = unpack(answer)
+            return pack(head, [bad[t]])
+        return answer
+
+    world = World(tmp_path, 6, lie=lie)
+    done = world.run(everyone("dadpfl", rounds=4), tmp_path / "fleet")
+    told = [e for e in events(tmp_path / "fleet") if e["event"] == "unusable message"]
+    assert {e["client"] for e in told} == {"2"}
+    assert {e["round"] for e in told} >= {2}
+    assert all(set(row["left_out"]) <= {2} for row in done.rounds)
+
+
+def test_two_nodes_with_one_client(tmp_path):
+    world = World(tmp_path, 6, keyed=False)
+    world.stations[4].client = 1
+    with pytest.raises(FleetError, match=r"says that it is client 1, and so does node"):
+        world.run(everyone(), tmp_path / "fleet")
+    assert not (tmp_path / "fleet").exists()
+
+
+def test_a_node_speaks_for_its_own_client_alone(tmp_path):
+    world = World(tmp_path, 6)
+    world.stations[4].client = 1
+    with pytest.raises(FleetError, match=r"node 1004: it speaks for client 1, but its key is that of client 4"):
+        world.run(everyone(), tmp_path / "fleet")
+
+
+def test_without_keys_nodes_are_taken_at_their_word(tmp_path):
+    r = everyone()
+    run(r, tmp_path / "local")
+    world = World(tmp_path, 6, keyed=False)
+    world.stations.reverse()
+    world.run(r, tmp_path / "fleet")
+    state = {n: d for n, d in files(tmp_path / "local").items() if "client-" not in n}
+    assert {n: d for n, d in files(tmp_path / "fleet").items() if "client-" not in n} == state
+
+
+def test_another_version_of_sparsona(tmp_path):
+    world = World(tmp_path, 6)
+    world.stations[3].version = "0.0.9"
+    with pytest.raises(FleetError, match=r"node 1003: this device has Sparsona 0.0.9, the server "):
+        world.run(everyone(), tmp_path / "fleet")
+
+
+def test_nobody_is_there(tmp_path):
+    world = World(tmp_path, 6, away={0, 1, 2, 3, 4, 5})
+    with pytest.raises(FleetError, match=r"after 0.2 seconds 0 of 6 clients are there, and at least 1 .*0, 1, 2, 3"):
+        world.run(everyone(), tmp_path / "fleet", wait=0.2)
+
+
+def test_some_are_not_there_at_the_start(tmp_path):
+    world = World(tmp_path, 6, away={5})
+    done = world.run(everyone(), tmp_path / "fleet", wait=0.2)
+    assert [row["left_out"] for row in done.rounds] == [[5]] * 3
+    assert events(tmp_path / "fleet")[0]["event"] == "not there at the start"
+
+
+def test_a_model_that_does_not_fit_the_data(tmp_path):
+    world = World(tmp_path, 6)
+    r = everyone()
+    order = world.order(r, tmp_path / "fleet")
+    order["recipe"]["model"]["name"] = "resnet18"
+    from sparsona.engines.flower import GridPost
+    from sparsona.fleet.serve import serve
+
+    with pytest.raises(FleetError, match=r"node 1000: model 'resnet18' .*shape"):
+        serve(GridPost(world), order, tmp_path)
+
+
+def test_code_of_others_is_not_loaded_unless_allowed(tmp_path):
+    world = World(tmp_path, 6)
+    r = everyone()
+    with pytest.raises(FleetError, match=r"model.name = 'os:system' is not Sparsona's own.*--allow-plugins"):
+        world.run(replace(r, model=replace(r.model, name="os:system")), tmp_path / "fleet")
