@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 import shutil
 import time
 import warnings
@@ -109,6 +110,9 @@ def resume(out: str | Path, *, data_dir: Path | None = None, listen: Listener | 
     if folder.finished:
         _forget_state(folder.path)  # it may have been killed just before
         return folder
+    if "fleet_run" in json.loads((folder.path / "run.json").read_text()):
+        again = f"sparsona fleet run SERVER {shlex.quote(str(out))}"
+        raise RunError(f"{out} is the run of a fleet, whose devices keep their values; go on with: {again}")
     with _engine(folder.recipe, data_dir) as (engine, device, fleet):
         _warn_of_changes(folder, about(folder.recipe, device, fleet))
         _Loop(folder.recipe, engine, device, fleet.clients, folder, listen).go()
