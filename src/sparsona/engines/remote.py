@@ -16,7 +16,8 @@ from typing import Any, Protocol
 from sparsona.engines.device import Absent, Device, Job, Result
 from sparsona.engines.parcels import MOST, ParcelError, job_parts, pack, read_result, unpack
 
-POLL = 0.05  # seconds between two looks for answers
+POLL = 0.05  # seconds between the first looks for answers
+_SLOWEST = 0.5  # between later ones: a round that takes long need not be noticed at once
 ATTEMPTS = 3  # time-outs that a round with too few answers may take
 
 
@@ -107,7 +108,8 @@ class Remote:
         open_ = list(asked)
         answers = 0
         for _ in range(ATTEMPTS):
-            end = time.monotonic() + self.timeout
+            began = time.monotonic()
+            end = began + self.timeout
             looked = 0.0
             while open_ and time.monotonic() < end:
                 if time.monotonic() >= looked:
@@ -120,7 +122,7 @@ class Remote:
                 if not any(one.number for one in open_) and answers >= needs:
                     break  # the others are not there, and nobody waits for them
                 if open_:
-                    time.sleep(self.poll)
+                    time.sleep(min(max(self.poll, 0.02 * (time.monotonic() - began)), _SLOWEST))
             for one in open_:
                 if one.number is not None:
                     one.why = f"no answer within {self.timeout:g} seconds"

@@ -14,7 +14,7 @@ import torch
 from sparsona.config import Recipe, check
 from sparsona.core.rng import Rng
 from sparsona.core.samples import Prepare
-from sparsona.data import DataError, Dataset, Fleet, Part, load
+from sparsona.data import DataConfig, DataError, Dataset, Fleet, Part, load
 from sparsona.data.split import cut
 from sparsona.engines.device import Device
 from sparsona.engines.station import Build, Refused
@@ -46,7 +46,7 @@ class NodeData:
             if self.file is None and self.source is None:
                 device, fleet = prepare(recipe, self.data_dir)
                 return device, _facts(fleet, k)
-            fleet = own_fleet(self.dataset(recipe), recipe, k)
+            fleet = own_fleet(self.dataset(recipe.data), recipe, k)
             data = fleet.dataset
             bare = bare_device(recipe, data.classes, data.shape, data.vocabulary or None)
             device = dataclasses.replace(bare, local=lambda _: fleet.local(0), test=lambda _: fleet.test(0))
@@ -54,12 +54,17 @@ class NodeData:
 
         return build
 
-    def dataset(self, recipe: Recipe) -> Dataset:
+    def dataset(self, how: DataConfig) -> Dataset:
         """The node's own samples."""
         if self.file is not None:
             return read_npz(self.file, self.classes)
         assert self.source is not None
-        return load(self.source, self.data_dir, vocabulary=recipe.data.vocabulary, length=recipe.data.length)
+        return load(self.source, self.data_dir, vocabulary=how.vocabulary, length=how.length)
+
+    def try_out(self) -> None:
+        """Raise DataError now, not in a round, if there is nothing to read."""
+        if self.file is not None or self.source is not None:
+            self.dataset(DataConfig())
 
 
 def own_fleet(dataset: Dataset, recipe: Recipe, k: int) -> Fleet:

@@ -75,9 +75,8 @@ def run_node(options: NodeOptions, say: Callable[[str], None], stop: threading.E
         check_private(options.key)
         check_certificate(options.authority.parent)
     torch.set_num_threads(1)
+    options.data.try_out()
     options.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if options.data.file is not None:
-        options.data.dataset(None)  # type: ignore[arg-type]  # what cannot be read is told now, not in a round
     station = Station(options.client, options.home, options.data.builder(), sparsona.__version__, options.most)
     place = Path(tempfile.mkdtemp(prefix="sparsona-"))  # a socket's path must be short
     socket = place / "device"

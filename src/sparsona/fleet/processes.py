@@ -27,7 +27,7 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",  # a second otherwise, in every round
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # a second otherwise, in every round
         "PYTHONUNBUFFERED": "1",
     }
     return os.environ | there

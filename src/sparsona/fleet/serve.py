@@ -19,7 +19,7 @@ import torch
 import sparsona
 from sparsona.config import Recipe, check, tables
 from sparsona.engines.parcels import ParcelError, pack, unpack
-from sparsona.engines.remote import POLL, Post, Remote
+from sparsona.engines.remote import Post, Remote
 from sparsona.engines.store import StoreError
 from sparsona.fleet import FleetError
 from sparsona.results import Journal, Run, write
@@ -136,7 +136,7 @@ class Meeting:
                 raise FleetError("; ".join(self._wrong.values()))
             if self._facts.keys() >= everyone:
                 break
-            time.sleep(POLL)
+            time.sleep(0.2)
         missing = sorted(everyone - self._facts.keys())
         if len(self._facts) < self.recipe.fleet.min_answers or not self._facts:
             others = "".join(f"; {why}" for why in self._wrong.values())

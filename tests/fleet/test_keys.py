@@ -1,0 +1,206 @@
+"""Keys, addresses, files and options of a fleet: what is wrong is told in one line."""
+
+import json
+import socket
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'sparsona[flower]'")
+
+from command import call, ok, refused
+from sparsona.data import DataError
+from sparsona.fleet import FleetError
+from sparsona.fleet.data import read_npz
+from sparsona.fleet.keys import check_certificate, check_private, make_authority, make_node_key, read_public, roster
+from sparsona.fleet.node import check_secure, split_address
+from sparsona.fleet.server import Home, start_superlink
+
+
+def test_keys_are_made_and_known(tmp_path):
+    told = json.loads(
+        ok("fleet", "keys", str(tmp_path), "--host", "fleet.example.org", "--nodes", "a,b", "--json").stdout
+    )
+    assert told["clients"] == {"a": 0, "b": 1}
+    ok("fleet", "keys", str(tmp_path), "--nodes", "c", "--first", "2")
+    assert {k: name for k, (name, _) in roster(tmp_path).items()} == {0: "a", 1: "b", 2: "c"}
+    for secret in ("server.key", "a.key", "b.key", "c.key"):
+        assert stat.S_IMODE((tmp_path / secret).stat().st_mode) == 0o600
+        assert "PRIVATE" not in (tmp_path / f"{secret[:-4]}.pub").read_text() if secret != "server.key" else True
+    check_certificate(tmp_path, "fleet.example.org")
+    check_certificate(tmp_path, "127.0.0.1")
+    check_private(tmp_path / "a.key")
+    verified = subprocess.run(
+        ["openssl", "verify", "-CAfile", "ca.crt", "server.pem"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert verified.stdout.strip() == "server.pem: OK"
+
+
+def test_keys_are_never_replaced(tmp_path):
+    make_node_key(tmp_path, "a", 0)
+    before = (tmp_path / "a.key").read_bytes()
+    with pytest.raises(FleetError, match=r"a\.key is there already"):
+        make_node_key(tmp_path, "a", 1)
+    assert (tmp_path / "a.key").read_bytes() == before
+    assert "client 0 has a key already" in refused("fleet", "keys", str(tmp_path), "--nodes", "b")
+
+
+def test_one_client_one_key(tmp_path):
+    make_node_key(tmp_path, "a", 0)
+    make_node_key(tmp_path, "b", 0)
+    with pytest.raises(FleetError, match=r"client 0 has two keys, .*a\.pub and .*b\.pub"):
+        roster(tmp_path)
+    (tmp_path / "b.pub").write_text((tmp_path / "a.pub").read_text().replace("client-0", "client-1"))
+    with pytest.raises(FleetError, match="are the same key"):
+        roster(tmp_path)
+    (tmp_path / "b.pub").write_text("ssh-rsa AAAA someone@else\n")
+    with pytest.raises(FleetError, match=r"b\.pub is not a node's public key"):
+        read_public(tmp_path / "b.pub")
+
+
+def test_certificates_out_of_date_or_for_others(tmp_path):
+    make_authority(tmp_path / "old", ["localhost"], days=0)
+    with pytest.raises(FleetError, match=r"ca\.crt is valid from .* only; make new keys"):
+        check_certificate(tmp_path / "old")
+    make_authority(tmp_path / "new", ["localhost"], days=1)
+    with pytest.raises(FleetError, match=r"server\.pem is for localhost, not for 10\.0\.0\.1; make keys with --host"):
+        check_certificate(tmp_path / "new", "10.0.0.1")
+    with pytest.raises(FleetError, match=r"ca\.crt is missing; make keys with: sparsona fleet keys"):
+        check_certificate(tmp_path / "none")
+    (tmp_path / "new" / "ca.crt").write_text("nonsense")
+    with pytest.raises(FleetError, match=r"ca\.crt is not a certificate"):
+        check_certificate(tmp_path / "new")
+    with pytest.raises(FleetError, match="must be a name such as"):
+        make_authority(tmp_path / "bad", ["a b"], days=1)
+
+
+def test_private_keys(tmp_path):
+    make_node_key(tmp_path, "a", 0)
+    key = tmp_path / "a.key"
+    key.chmod(0o644)
+    with pytest.raises(FleetError, match=r"can be read by others; .*chmod 600"):
+        check_private(key)
+    key.write_text("nonsense")
+    key.chmod(0o600)
+    with pytest.raises(FleetError, match="is not a private key"):
+        check_private(key)
+    with pytest.raises(FleetError, match="is missing"):
+        check_private(tmp_path / "b.key")
+
+
+def test_addresses_and_trust(tmp_path):
+    assert split_address("fleet.example.org:8000") == ("fleet.example.org", 8000)
+    assert split_address("[::1]:8000") == ("::1", 8000)
+    for bad in ("fleet.example.org", ":8000", "host:port", "host:99999"):
+        with pytest.raises(FleetError, match="must be host:port"):
+            split_address(bad)
+    with pytest.raises(FleetError, match="is another machine: give --ca and --key, or --insecure"):
+        check_secure("10.0.0.1", False, None, None)
+    with pytest.raises(FleetError, match="give --ca and --key, or --insecure"):
+        check_secure("127.0.0.1", False, None, None)
+    with pytest.raises(FleetError, match="leave out one or the other"):
+        check_secure("127.0.0.1", True, tmp_path, None)
+    assert check_secure("10.0.0.1", False, tmp_path, tmp_path)
+    assert not check_secure("10.0.0.1", True, None, None)
+
+
+def test_a_port_that_is_taken(tmp_path):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        with pytest.raises(FleetError, match=r"port \d+ of 127\.0\.0\.1 is taken; choose another with --port"):
+            start_superlink(Home(tmp_path), "127.0.0.1", s.getsockname()[1], secure=False)
+
+
+def test_commands_refuse_what_cannot_be(tmp_path):
+    home = str(tmp_path / "server")
+    assert "has no server yet; start one with: sparsona fleet server" in refused(
+        "fleet", "run", home, "quickstart", "--only", "personal"
+    )
+    assert "has no server yet" in refused("fleet", "status", home)
+    assert "has several variants; choose one with --only: " in refused("fleet", "trial", "quickstart")
+    assert "nodes = 0: must be from 1 to 64" in refused(
+        "fleet", "trial", "quickstart", "--only", "personal", "--nodes", "0"
+    )
+    assert "max-mb = 0: must be" in refused("fleet", "node", "h:1", "--client", "0", "--trial-part", "--max-mb", "0")
+    assert "no data: give one of --data, --source" in refused("fleet", "node", "h:1", "--client", "0")
+    assert "client = -1: must be at least 0" in refused("fleet", "node", "h:1", "--client", "-1", "--trial-part")
+    assert "must be one of digits" in refused("fleet", "node", "h:1", "--client", "0", "--source", "nonsense")
+    assert "classes = 1: must be at least 2" in refused(
+        "fleet", "node", "h:1", "--client", "0", "--data", "x", "--classes", "1"
+    )
+    assert "h is another machine" in refused("fleet", "node", "h:1", "--client", "0", "--trial-part")
+    assert "give at least one" in refused("fleet", "keys", home)
+    assert "days = 0: must be" in refused("fleet", "keys", home, "--host", "h", "--days", "0")
+    assert "'A b' must be small letters" in refused("fleet", "keys", home, "--nodes", "A b")
+
+
+def test_a_run_of_a_fleet_is_not_resumed_in_simulation(tmp_path):
+    from sparsona.config import load
+    from sparsona.results import Run
+
+    Run.create(tmp_path / "run", load("quickstart")["personal"], {"fleet_run": "abc"})
+    assert "is the run of a fleet" in refused("resume", str(tmp_path / "run"))
+
+
+def test_without_flower_the_commands_say_what_to_install(monkeypatch):
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for command in (("trial", "quickstart"), ("keys", "x"), ("server", "x"), ("status", "x"), ("run", "x", "y")):
+        assert "pip install 'sparsona[flower]'" in refused("fleet", *command)
+
+
+def test_the_device_side_of_flower_imports_no_torch():
+    code = "import sys, sparsona.engines.flower; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "False"
+
+
+GOOD = {"x": np.zeros((4, 8, 8), np.uint8), "y": np.array([0, 1, 2, 1])}
+BAD = {
+    "no y": ({"x": GOOD["x"]}, "has no y"),
+    "kind": (GOOD | {"x": np.zeros((4, 8, 8))}, "x is float64"),
+    "length": (GOOD | {"y": np.array([0, 1])}, "4 whole numbers are needed"),
+    "labels": (GOOD | {"y": np.array([0.0, 1, 2, 1])}, "y is float64"),
+    "negative": (GOOD | {"y": np.array([0, -1, 2, 1])}, "y goes from -1"),
+    "empty": ({"x": np.zeros((0, 8, 8), np.uint8), "y": np.zeros(0, int)}, "has no samples"),
+    "NaN": (GOOD | {"x": np.full((4, 3), np.nan, np.float32)}, "holds NaN"),
+    "half a test": (GOOD | {"x_test": GOOD["x"]}, "x_test and y_test, or none"),
+    "other test": (GOOD | {"x_test": np.zeros((1, 9, 9), np.uint8), "y_test": np.array([1])}, "they must be alike"),
+    "mean": (GOOD | {"mean": np.zeros(3)}, "mean must be 1 finite numbers"),
+    "std": (GOOD | {"std": np.zeros(1)}, "std must be 1 finite numbers"),
+    "objects": (GOOD | {"y": np.array([0, 1, 2, None])}, "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_files(what, tmp_path):
+    arrays, told = BAD[what]
+    np.savez(tmp_path / "f.npz", **arrays)
+    with pytest.raises(DataError, match=told):
+        read_npz(tmp_path / "f.npz")
+
+
+def test_good_files(tmp_path):
+    np.savez(tmp_path / "f.npz", **GOOD)
+    data = read_npz(tmp_path / "f.npz", classes=5)
+    assert (data.classes, data.shape, data.train, len(data)) == (5, (1, 8, 8), 4, 4)
+    np.savez(
+        tmp_path / "g.npz", x=np.ones((4, 3), np.float32), y=GOOD["y"], x_test=np.ones((1, 3), np.float32), y_test=[2]
+    )
+    data = read_npz(tmp_path / "g.npz")
+    assert (data.classes, data.shape, data.train, len(data)) == (3, (3,), 4, 5)
+    (tmp_path / "h.npz").write_text("nonsense")
+    for bad in ("h.npz", "missing.npz"):
+        with pytest.raises(DataError, match=r"cannot be read as \.npz with x and y"):
+            read_npz(tmp_path / bad)
+
+
+def test_a_node_with_nothing_to_learn_from(tmp_path):
+    line = call("fleet", "node", "127.0.0.1:1", "--client", "0", "--insecure", "--data", str(tmp_path / "none.npz"))
+    assert line.exit_code == 2
+    assert "none.npz cannot be read" in line.stderr
