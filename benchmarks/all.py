@@ -31,7 +31,7 @@ NO_DATA = "not measured (needs Fashion-MNIST: set SPARSONA_DATA)"
 NO_FLOWER = "not measured (needs Flower: `make bench` installs it)"
 FAILED = "failed"
 
-SCRIPTS = ("wire.py", "memory.py", "throughput.py", "fedspa.py", "fedpse.py")
+SCRIPTS = ("wire.py", "memory.py", "throughput.py", "fedspa.py", "fedpse.py", "fleet.py")
 ON_DATA = {  # what a benchmark leaves out without Fashion-MNIST
     "memory.py": (
         "memory: 2,000 clients with a personal LeNet each, peak of all processes and state on disk",
@@ -74,6 +74,10 @@ HOW = """\
   clients, both ways, after a first one in which the server has nothing to say, over FedAvg's. Rounds: all of 10
   clients, 600 Fashion-MNIST samples each, an epoch of Adam in batches of 64, pool engine with two workers, in turns
   with FedAvg.
+- **fleet** ([fleet.py](../benchmarks/fleet.py)): a server and two nodes on loopback, with TLS and keys. A bare round
+  trip is an app that sends as many bytes to each node and gets as many back, over the same processes; ours are rounds
+  of FedAvg with 64 pictures on each node. Bytes on the socket are those that pass a relay between nodes and server. An
+  idle node's memory is that of all its processes, with shared pages counted once.
 """
 
 

@@ -46,7 +46,7 @@ class FleetConfig:
 
     per_round: Count | None = None  # clients drawn each round; all of them if left out
     timeout: Positive = 600.0  # on a real fleet: seconds in which clients must answer
-    min_answers: Count = 1  # on a real fleet: a round with fewer answers is asked for again, and then is an error
+    min_answers: Count = 1  # on a real fleet: answers (without a server: clients there) that a round needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +68,9 @@ class EvaluateConfig:
 class EngineConfig:
     """Where the clients run; it never changes a result."""
 
-    name: Literal["local", "pool"] = "pool"  # one client at a time in this process, or worker processes
-    workers: Count = 2  # pool: how many processes; one per core is best
+    name: Literal["local", "pool", "ray"] = "pool"  # one client at a time here, worker processes, or those of Ray
+    workers: Count = 2  # pool, ray: how many processes; one per core is best
+    address: str = ""  # ray: of a cluster that runs; without it, one is started on this machine
     checkpoint_every: Count = 1  # rounds between two checkpoints
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import platform
 import shlex
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -38,6 +39,9 @@ from sparsona.method import Inbox, PeerMethod, Server, SharedModel, StarMethod
 from sparsona.models import build as build_model
 from sparsona.models import example
 from sparsona.results import Journal, Run, RunError, summarise, write
+
+if TYPE_CHECKING:
+    from sparsona.engines.ray import Cluster
 
 
 @dataclass(frozen=True)
@@ -190,11 +194,14 @@ def _engine(recipe: Recipe, data_dir: Path | None) -> Iterator[tuple[Engine, Dev
     torch.set_num_threads(1)
     engine: Engine | None = None
     try:
-        if recipe.engine.name == "pool":
-            where = None if data_dir is None else str(data_dir)
-            pool = Pool(
-                recipe.engine.workers, "sparsona.runner:worker_device", {"recipe": tables(recipe), "data_dir": where}
-            )
+        if recipe.engine.name in ("pool", "ray"):
+            how = recipe.engine
+            arguments = {"recipe": tables(recipe), "data_dir": None if data_dir is None else str(data_dir)}
+            pool: Pool | Cluster
+            if how.name == "pool":
+                pool = Pool(how.workers, "sparsona.runner:worker_device", arguments)
+            else:
+                pool = _cluster(how.workers, "sparsona.runner:worker_device", arguments, how.address)
             engine = pool
             device, fleet = prepare(recipe, data_dir)  # while the workers start
             pool.ready()
@@ -206,6 +213,14 @@ def _engine(recipe: Recipe, data_dir: Path | None) -> Iterator[tuple[Engine, Dev
         if engine is not None:
             engine.close()
         torch.set_num_threads(threads)
+
+
+def _cluster(workers: int, build: str, arguments: dict[str, Any], address: str) -> Cluster:
+    if importlib.util.find_spec("ray") is None:
+        raise RecipeError("engine.name = \"ray\": Ray is not installed: pip install 'sparsona[ray]'")
+    from sparsona.engines.ray import Cluster  # slow to import, and optional
+
+    return Cluster(workers, build, arguments, address)
 
 
 @dataclass

@@ -2,14 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'sparsona[flower]'")
 
 from fleet.world import World
 from small import recipe
+from sparsona.config import tables
+from sparsona.fleet.data import NodeData
 from sparsona.methods import METHODS
-from sparsona.runner import run
+from sparsona.runner import prepare, run
 
 LEAVE = {"timing.jsonl", "recipe.toml", "run.json", "fleet.jsonl", "versions.json"}
 
@@ -44,41 +47,32 @@ def test_many_rounds_between_checkpoints_and_models_stay_on_the_devices(tmp_path
 
 
 def test_own_files_are_the_same_as_a_part_of_a_data_set(tmp_path):
-    """Nodes with .npz files that hold what a partition would have given them train the same models."""
-    import numpy as np
-
-    from sparsona.config import tables
-    from sparsona.fleet.data import NodeData
-    from sparsona.runner import prepare
-
+    """Nodes with .npz files that hold what a partition would have given them train the same models, to the bit."""
     r = recipe("fedspa")
     _, whole = prepare(r)
     run(r, tmp_path / "local")
     world = World(tmp_path, 6)
     for k, station in enumerate(world.stations):
         part, data = whole.parts[k], whole.dataset
-        learn = np.concatenate([part.train, part.validation])
-        np.savez(
-            tmp_path / f"{k}.npz",
-            x=data.x.numpy()[learn],
-            y=data.y.numpy()[learn],
-            x_test=data.x.numpy()[part.test],
-            y_test=data.y.numpy()[part.test],
-            mean=data.prepare.mean,
-            std=data.prepare.std,
-        )
-        build = NodeData(tmp_path / f"{k}.npz", classes=10).builder()
-        device, facts = build(tables(r), k)
-        assert facts == {"classes": 10, "shape": list(data.shape), "vocabulary": None, "samples": len(part.train)}
-        assert len(device.test(k)) == len(part.test)
-        station.build = build
-    done = world.run(r, tmp_path / "fleet")
-    assert done.summary["left_out"] == 0
-    assert done.summary["accuracy"] > 0.2
-    assert done.rounds[0]["down"] == next(iter(run_rows(tmp_path / "local")))["down"]
+        held = np.sort(np.concatenate([part.train, part.validation, part.test]))
+        scale = {"mean": data.prepare.mean, "std": data.prepare.std}
+        np.savez(tmp_path / f"{k}.npz", x=data.x.numpy()[held], y=data.y.numpy()[held], **scale)
+        station.build = NodeData(tmp_path / f"{k}.npz", classes=10).builder()
+    world.run(r, tmp_path / "fleet")
+    assert files(tmp_path / "fleet") | world.values(tmp_path / "fleet") == files(tmp_path / "local")
 
 
-def run_rows(path: Path):
-    from sparsona.results import Run
+def test_a_test_set_of_ones_own_stays_one(tmp_path):
+    r = recipe("fedspa")
+    data = prepare(r)[1].dataset
+    x, y = data.x.numpy(), data.y.numpy()
+    np.savez(tmp_path / "f.npz", x=x[:80], y=y[:80], x_test=x[80:100], y_test=y[80:100])
+    device, facts = NodeData(tmp_path / "f.npz", classes=10).builder()(tables(r), 3)
+    assert facts == {"classes": 10, "shape": [1, 8, 8], "vocabulary": None, "samples": 70}
+    assert device.test(3).index.tolist() == list(range(80, 100))
 
-    return Run(path).rows("rounds")
+
+def test_an_official_data_set_as_ones_own():
+    device, facts = NodeData(source="digits").builder()(tables(recipe("fedspa")), 3)
+    assert facts["classes"] == 10
+    assert facts["samples"] + len(device.local(3).validation) + len(device.test(3)) == 1797

@@ -89,12 +89,23 @@ class Remote:
             asked.append(self._asked(place, job))
         if asked:
             needs = min(self.least, len(asked)) if asked[0].job.kind == "local" else 0
+            if "bytes" in asked[0].job.wants:  # among peers these may be one wave of many, so that being there must do
+                self._wait_for_enough(asked[0].job.t)
+                needs = 0
             self._gather(asked, done, needs)
         for place in range(len(done)):
             yield done.pop(place)
 
     def close(self) -> None:
         """Nothing was started here."""
+
+    def _wait_for_enough(self, t: int) -> None:
+        """Wait until there are as many clients as a round needs."""
+        end = time.monotonic() + ATTEMPTS * self.timeout
+        while (there := len(self.seats())) < self.least:
+            if time.monotonic() > end:
+                raise TooFew(f"round {t + 1} needs at least {self.least} clients, and {there} are there")
+            time.sleep(_SLOWEST)
 
     def _asked(self, place: int, job: Job) -> _Asked:
         ask = secrets.token_hex(8)

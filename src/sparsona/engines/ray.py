@@ -1,0 +1,163 @@
+"""Workers of a Ray cluster, on this machine or others: like the pool, and bit-equal to ``local``.
+
+A client is always given to the same worker. Its value and its message stay in the memory of the machine that made
+them; whoever needs them next, the worker itself or one that reads a neighbour, fetches them from there. The engine gets
+a copy of each, for the checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import sys
+import traceback
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told; it is read on import
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or it warns at every start
+
+import ray
+import torch
+from ray.exceptions import RayError
+
+from sparsona.core.wire import Message, encode
+from sparsona.engines.device import Job, Raw, Result, Sent
+from sparsona.engines.frames import read_result, result_parts
+from sparsona.engines.local import ClientFailed
+from sparsona.engines.pool import WorkerDied
+
+_AHEAD = 4  # jobs per worker that may be under way or done but waiting for an earlier one: bounds memory
+_Key = tuple[int, bytes]  # length and digest of bytes
+
+
+class _Worker:
+    """What runs on the cluster: a device, and nothing that outlives a job."""
+
+    def __init__(self, build: str, arguments: dict[str, Any], path: list[str]) -> None:
+        torch.set_num_threads(1)
+        sys.path[:] = [*path, *(p for p in sys.path if p not in path)]
+        module, _, name = build.partition(":")
+        self.device = getattr(importlib.import_module(module), name)(**arguments)
+
+    def ready(self) -> bool:
+        """Whether it is built."""
+        return True
+
+    def do(self, head: dict[str, Any], client: bytes | None, *letters: bytes) -> tuple[dict[str, Any], Any, Any]:
+        """A job: the head of its result, the client's value and the message, each to be fetched by itself."""
+        try:
+            inbox: dict[str | int, Raw] = dict(zip(head["senders"], letters, strict=True))
+            job = Job(head["kind"], head["t"], head["k"], client, inbox, tuple(head["wants"]))
+            result = self.device.handle(job)
+            told, blobs = result_parts(result)
+            message = blobs[-1] if told["spoke"] or told["sent"] is not None else None
+            return told, result.client, message
+        except Exception as error:  # whatever it is, the engine must hear of it
+            return {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}, None, None
+
+
+class Cluster:
+    """Runs jobs on workers that build their device from ``build`` ("module:function") and its arguments."""
+
+    def __init__(self, workers: int, build: str, arguments: dict[str, Any], address: str = "") -> None:
+        self._ours = not ray.is_initialized()
+        if self._ours:
+            where: dict[str, Any] = (
+                {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
+            )
+            try:
+                ray.init(log_to_driver=False, logging_level="error", **where)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                raise ValueError(
+                    f"engine.address = {address!r}: no Ray cluster can be reached there: {error}"
+                ) from error
+        actor = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
+        path = [p for p in sys.path if Path(p).is_dir()]
+        self._workers = [actor.remote(build, arguments, path) for _ in range(workers)]
+        self._refs: dict[_Key, Any] = {}  # where bytes lie that were sent or came lately
+        self._order: deque[_Key] = deque()
+        self._last: tuple[Message, Any] | None = None  # a broadcast lies there once
+
+    def ready(self) -> None:
+        """Wait until all workers have built their device."""
+        for i, worker in enumerate(self._workers):
+            try:
+                ray.get(worker.ready.remote())
+            except RayError as error:
+                self.close()
+                raise WorkerDied(f"worker {i} could not start: {error}") from error
+
+    def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """The results in the order of the jobs."""
+        out: deque[tuple[Job, list[Any]]] = deque()
+        for job in jobs:
+            out.append((replace(job, client=None, inbox={}), self._give(job)))
+            if len(out) >= _AHEAD * len(self._workers):
+                yield self._take(*out.popleft())
+        while out:
+            yield self._take(*out.popleft())
+
+    def close(self) -> None:
+        """Stop the workers, and Ray itself if it was started here."""
+        for worker in self._workers:
+            ray.kill(worker)
+        self._workers, self._refs, self._last = [], {}, None
+        if self._ours:
+            ray.shutdown()
+
+    def _give(self, job: Job) -> list[Any]:
+        head = {"kind": job.kind, "t": job.t, "k": job.k, "wants": list(job.wants), "senders": list(job.inbox)}
+        client = None if job.client is None else self._ref(job.client)
+        letters = [self._letter(raw) for raw in job.inbox.values()]
+        worker = self._workers[job.k % len(self._workers)]
+        answer: list[Any] = worker.do.options(num_returns=3).remote(head, client, *letters)
+        return answer
+
+    def _take(self, job: Job, answer: list[Any]) -> Result:
+        try:
+            head, client, message = ray.get(answer)
+        except RayError as error:
+            what = f"while client {job.k} ran in round {job.t + 1} ({job.kind})"
+            raise WorkerDied(f"worker {job.k % len(self._workers)} died {what}: {error}") from error
+        if "error" in head:
+            raise ClientFailed(job, head["error"], head["trace"])
+        if client is not None:
+            self._know(client, answer[1])
+        if head["sent"] is not None:
+            self._know(message, answer[2])
+            result = read_result(head | {"kept": False, "sent": None}, [])
+            return replace(result, client=client, sent=Sent(message, head["sent"]))
+        blobs = [memoryview(b) for b in (client, message) if b is not None]
+        return read_result(head, blobs)
+
+    def _letter(self, raw: Raw) -> Any:
+        """Where an encoded message lies, for workers to fetch."""
+        if isinstance(raw, Message):
+            if self._last is None or self._last[0] is not raw:
+                self._last = (raw, ray.put(encode(raw)))
+            return self._last[1]
+        return self._ref(raw.read_bytes() if isinstance(raw, Path) else bytes(raw))
+
+    def _ref(self, data: bytes) -> Any:
+        key = _key(data)
+        if key not in self._refs:
+            self._know(data, ray.put(data))
+        return self._refs[key]
+
+    def _know(self, data: bytes, ref: Any) -> None:
+        """Remember where bytes lie; the oldest are forgotten, for then nobody may need them."""
+        key = _key(data)
+        if key not in self._refs:
+            self._order.append(key)
+        self._refs[key] = ref
+        while len(self._order) > 4096:
+            self._refs.pop(self._order.popleft(), None)
+
+
+def _key(data: bytes) -> _Key:
+    return len(data), hashlib.blake2b(data, digest_size=16).digest()
