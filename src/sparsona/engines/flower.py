@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 if TYPE_CHECKING:
     from sparsona.engines.remote import Reply
 
-_NODE_UNAVAILABLE = (4, 5)  # of Flower's error codes: those after which a node may be asked again
+_AGAIN = (3, 4, 5, 8)  # of Flower's errors: a message or node was not there, or its process ended; worth another try
 _KEY = "parcel"
 _KIND = "query.sparsona"
 
@@ -70,7 +70,7 @@ class GridPost:
             about = message.metadata
             if message.has_error():
                 error = message.error
-                gone = error.code in _NODE_UNAVAILABLE
+                gone = error.code in _AGAIN
                 why = " ".join(f"{error.reason or 'an error of Flower'} (code {error.code})".split())[:300]
                 found.append(Reply(about.reply_to_message_id, about.src_node_id, None, why, gone))
                 continue
