@@ -190,14 +190,12 @@ def run_on_fleet(
     stuck, rounds = 0, -1
     with _order(home, recipe, folder, wait, most) as work:
         while True:
-            number = flwr(home.path, "run", str(work / "app"), CONNECTION)["run-id"]
+            flwr(home.path, "run", str(work / "app"), CONNECTION)
             try:
                 if _follow(work, folder, recipe, listen):
                     return Run.open(folder)
             except BaseException:
-                with suppress(FleetError):
-                    flwr(home.path, "stop", str(number), CONNECTION, seconds=30)
-                _end_process(work)
+                _end_process(work)  # Flower notices by itself that it is gone
                 raise
             now = _rounds_done(folder)
             stuck, rounds = (stuck + 1 if now == rounds else 0), now
