@@ -30,6 +30,8 @@ def client_app(ask: Callable[[bytes, Context], bytes] | None = None) -> ClientAp
     @app.query("sparsona")
     def query(message: Message, context: Context) -> Message:
         data = message.content[_KEY]["data"]
+        if not isinstance(data, bytes):
+            raise TypeError("a message without a parcel")
         return Message(_content(through(data, context)), reply_to=message)
 
     return app

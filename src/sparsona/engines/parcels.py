@@ -7,7 +7,7 @@ import math
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from sparsona.core.wire import Message, WireError, decode, encode
 from sparsona.engines.device import Job, Raw, Result, Score, Sent
@@ -117,11 +117,11 @@ def _score(score: Any) -> Score | None:
     return Score(right, samples, loss)
 
 
-def _count(value: Any) -> bool:
+def _count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
-def _number(value: Any) -> bool:
+def _number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 

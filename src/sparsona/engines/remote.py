@@ -18,6 +18,7 @@ from sparsona.engines.parcels import MOST, ParcelError, job_parts, pack, read_re
 
 POLL = 0.05  # seconds between the first looks for answers
 _SLOWEST = 0.5  # between later ones: a round that takes long need not be noticed at once
+_LATE = 1000  # answers that are still listened for when their round is over
 ATTEMPTS = 3  # time-outs that a round with too few answers may take
 
 
@@ -137,8 +138,10 @@ class Remote:
             for one in open_:
                 if one.number is not None:
                     one.why = f"no answer within {self.timeout:g} seconds"
-                    self._late[one.number] = replace(one)
+                    self._late[one.number] = replace(one, parcel=b"")
                     one.number = None
+            for number in list(self._late)[:-_LATE]:
+                del self._late[number]
             if answers >= needs or not open_:
                 break
             names = ", ".join(str(one.job.k) for one in open_)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sparsona.config import Recipe
+from sparsona.config import Recipe, check, tables
 from sparsona.fleet import FleetError, needs_flower
 from sparsona.fleet.keys import make_authority, make_node_key
 from sparsona.fleet.processes import Child, environment, free_port, stop_all
@@ -30,7 +30,7 @@ def suited(recipe: Recipe, nodes: int) -> Recipe:
         per_round=None if each is None else min(each, nodes),
         min_answers=min(recipe.fleet.min_answers, nodes),
     )
-    return replace(recipe, data=replace(recipe.data, clients=nodes), fleet=fleet)
+    return check(tables(replace(recipe, data=replace(recipe.data, clients=nodes), fleet=fleet)))
 
 
 @dataclass
