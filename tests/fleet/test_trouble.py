@@ -262,11 +262,11 @@ def test_a_model_that_does_not_fit_the_data(tmp_path):
     world = World(tmp_path, 6)
     r = everyone()
     order = world.order(r, tmp_path / "fleet")
-    order["recipe"]["model"]["name"] = "resnet18-gn"
+    order["recipe"]["model"]["name"] = "lenet"
     from sparsona.engines.flower import GridPost
     from sparsona.fleet.serve import serve
 
-    with pytest.raises(FleetError, match=r"node 1000: model 'resnet18-gn' .*shape"):
+    with pytest.raises(FleetError, match=r"node 1000: model 'lenet' .*shape"):
         serve(GridPost(world), order, tmp_path)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import logging
 import os
 import sys
 import traceback
@@ -71,14 +72,14 @@ class Cluster:
                 {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
             )
             try:
-                ray.init(log_to_driver=False, logging_level="error", **where)
+                ray.init(log_to_driver=False, logging_level=logging.ERROR, **where)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise ValueError(
                     f"engine.address = {address!r}: no Ray cluster can be reached there: {error}"
                 ) from error
-        actor = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
+        actor: Any = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
         path = [p for p in sys.path if Path(p).is_dir()]
-        self._workers = [actor.remote(build, arguments, path) for _ in range(workers)]
+        self._workers: list[Any] = [actor.remote(build, arguments, path) for _ in range(workers)]
         self._refs: dict[_Key, Any] = {}  # where bytes lie that were sent or came lately
         self._order: deque[_Key] = deque()
         self._last: tuple[Message, Any] | None = None  # a broadcast lies there once

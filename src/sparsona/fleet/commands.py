@@ -24,7 +24,7 @@ from sparsona.engines.parcels import MOST
 from sparsona.fleet import FleetError, needs_flower
 from sparsona.results import Run, vacant
 
-app = typer.Typer(help="A real fleet over Flower, or one on this machine for a trial.", no_args_is_help=True)
+app: typer.Typer = typer.Typer(help="A real fleet over Flower, or a trial of one.", no_args_is_help=True)
 
 Recipe = Annotated[str, typer.Argument(help="A recipe's name (sparsona recipes) or a TOML file.")]
 HomeDir = Annotated[Path, typer.Argument(help="The server's folder: keys, database, what runs tell.")]
