@@ -1,5 +1,9 @@
 """The same method files on a fleet: equal to the local engine to the bit, through Flower's own ClientApp."""
 
+import shutil
+import tempfile
+import threading
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
 
 import numpy as np
@@ -7,10 +11,17 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'sparsona[flower]'")
 
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
 from fleet.world import World
 from small import recipe
 from sparsona.config import tables
+from sparsona.engines.flower import client_app
+from sparsona.engines.parcels import pack, unpack
+from sparsona.engines.station import Station
 from sparsona.fleet.data import NodeData
+from sparsona.fleet.node import _serve
 from sparsona.methods import METHODS
 from sparsona.runner import prepare, run
 
@@ -76,3 +87,27 @@ def test_an_official_data_set_as_ones_own():
     device, facts = NodeData(source="digits").builder()(tables(recipe("fedspa")), 3)
     assert facts["classes"] == 10
     assert facts["samples"] + len(device.local(3).validation) + len(device.test(3)) == 1797
+
+
+def test_the_process_that_stays_answers_over_its_socket(tmp_path):
+    """Flower's short-lived process and the device's own, which are two on a real node."""
+    folder = Path(tempfile.mkdtemp())  # short: a socket's path has about a hundred characters
+    station = Station(2, tmp_path, NodeData().builder(), "1.2")
+    listener = Listener(str(folder / "device"), "AF_UNIX")
+    threading.Thread(target=_serve, args=(listener, station), daemon=True).start()
+    try:
+        TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
+        context = Context(1, 1, {"socket": str(folder / "device")}, RecordDict(), {})
+        for recipe_, told in ((tables(recipe("fedspa")), "client"), ({"name": "x"}, "error")):
+            parcel = pack({"hello": True, "ask": "abc", "run": "r", "sparsona": "1.2", "recipe": recipe_})
+            message = Message(RecordDict({"parcel": ConfigRecord({"data": parcel})}), 1, "query.sparsona")
+            said, _ = unpack(client_app()(message, context).content["parcel"]["data"])
+            assert said["ask"] == "abc"
+            assert told in said
+        with Client(str(folder / "device"), "AF_UNIX"):
+            pass  # one that hangs up at once does not stop it
+        with Client(str(folder / "device"), "AF_UNIX") as link:
+            link.send_bytes(b"garbage")
+            assert "no parcel" in unpack(link.recv_bytes())[0]["error"]
+    finally:
+        shutil.rmtree(folder)

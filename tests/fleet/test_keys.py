@@ -30,8 +30,9 @@ def test_keys_are_made_and_known(tmp_path):
     for secret in ("server.key", "a.key", "b.key", "c.key"):
         assert stat.S_IMODE((tmp_path / secret).stat().st_mode) == 0o600
         assert "PRIVATE" not in (tmp_path / f"{secret[:-4]}.pub").read_text() if secret != "server.key" else True
-    check_certificate(tmp_path, "fleet.example.org")
-    check_certificate(tmp_path, "127.0.0.1")
+    check_certificate(tmp_path / "ca.crt")
+    check_certificate(tmp_path / "server.pem", "fleet.example.org")
+    check_certificate(tmp_path / "server.pem", "127.0.0.1")
     check_private(tmp_path / "a.key")
     verified = subprocess.run(
         ["openssl", "verify", "-CAfile", "ca.crt", "server.pem"], cwd=tmp_path, capture_output=True, text=True
@@ -64,15 +65,15 @@ def test_one_client_one_key(tmp_path):
 def test_certificates_out_of_date_or_for_others(tmp_path):
     make_authority(tmp_path / "old", ["localhost"], days=0)
     with pytest.raises(FleetError, match=r"ca\.crt is valid from .* only; make new keys"):
-        check_certificate(tmp_path / "old")
+        check_certificate(tmp_path / "old" / "ca.crt")
     make_authority(tmp_path / "new", ["localhost"], days=1)
     with pytest.raises(FleetError, match=r"server\.pem is for localhost, not for 10\.0\.0\.1; make keys with --host"):
-        check_certificate(tmp_path / "new", "10.0.0.1")
+        check_certificate(tmp_path / "new" / "server.pem", "10.0.0.1")
     with pytest.raises(FleetError, match=r"ca\.crt is missing; make keys with: sparsona fleet keys"):
-        check_certificate(tmp_path / "none")
+        check_certificate(tmp_path / "none" / "ca.crt")
     (tmp_path / "new" / "ca.crt").write_text("nonsense")
     with pytest.raises(FleetError, match=r"ca\.crt is not a certificate"):
-        check_certificate(tmp_path / "new")
+        check_certificate(tmp_path / "new" / "ca.crt")
     with pytest.raises(FleetError, match="must be a name such as"):
         make_authority(tmp_path / "bad", ["a b"], days=1)
 

@@ -17,6 +17,7 @@ from sparsona.engines.frames import result_parts
 from sparsona.engines.keep import Keep, Lost, replace_file
 from sparsona.engines.parcels import MOST, ParcelError, pack, read_job, unpack
 
+_DEEPEST = 100  # rounds that a server may go back, whatever it says
 Build = Callable[[dict[str, Any], int], tuple[Device, dict[str, Any]]]  # recipe and client to device and facts
 
 
@@ -72,7 +73,7 @@ class Station:
         if not isinstance(run, str) or not re.fullmatch(r"[0-9a-z-]{1,64}", run):
             raise Refused(f"run = {run!r}: must be small letters, digits and dashes")
         folder = self.home / run
-        keep = Keep(folder, int(head.get("depth", 1)))
+        keep = Keep(folder, min(int(head.get("depth", 1)), _DEEPEST))
         job, unread = _sifted(job, device.task.layout.dim)
         if before is not None and job.kind != "shared":
             job = replace(job, client=keep.get(str(before)))

@@ -91,32 +91,28 @@ def roster(folder: Path) -> dict[int, tuple[str, Path]]:
     return found
 
 
-def check_certificate(folder: Path, host: str | None = None) -> None:
-    """Raise FleetError if a certificate of this folder is missing or out of date, or not for this host."""
+def check_certificate(file: Path, host: str | None = None) -> None:
+    """Raise FleetError if a certificate is missing or out of date, or not for this host."""
     needs_flower()
     from cryptography import x509
 
-    for name in ("ca.crt", "server.pem"):
-        file = folder / name
-        if not file.is_file():
-            if name == "ca.crt":
-                raise FleetError(f"{file} is missing; make keys with: sparsona fleet keys")
-            continue  # a node has only the authority's
-        try:
-            found = x509.load_pem_x509_certificate(file.read_bytes())
-        except ValueError as error:
-            raise FleetError(f"{file} is not a certificate: {error}") from error
-        now = datetime.datetime.now(datetime.UTC)
-        if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
-            raise FleetError(
-                f"{file} is valid from {found.not_valid_before_utc:%Y-%m-%d} to {found.not_valid_after_utc:%Y-%m-%d} "
-                "only; make new keys with: sparsona fleet keys"
-            )
-        if host is not None and name == "server.pem":
-            names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-            known = [str(n) for kind in (x509.DNSName, x509.IPAddress) for n in names.get_values_for_type(kind)]
-            if host not in known:
-                raise FleetError(f"{file} is for {', '.join(known)}, not for {host}; make keys with --host {host}")
+    if not file.is_file():
+        raise FleetError(f"{file} is missing; make keys with: sparsona fleet keys")
+    try:
+        found = x509.load_pem_x509_certificate(file.read_bytes())
+    except ValueError as error:
+        raise FleetError(f"{file} is not a certificate: {error}") from error
+    now = datetime.datetime.now(datetime.UTC)
+    if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
+        raise FleetError(
+            f"{file} is valid from {found.not_valid_before_utc:%Y-%m-%d} to {found.not_valid_after_utc:%Y-%m-%d} only; "
+            "make new keys with: sparsona fleet keys"
+        )
+    if host is not None:
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        known = [str(n) for kind in (x509.DNSName, x509.IPAddress) for n in names.get_values_for_type(kind)]
+        if host not in known:
+            raise FleetError(f"{file} is for {', '.join(known)}, not for {host}; make keys with --host {host}")
 
 
 def check_private(file: Path) -> None:

@@ -73,7 +73,7 @@ def run_node(options: NodeOptions, say: Callable[[str], None], stop: threading.E
         assert options.authority is not None
         assert options.key is not None
         check_private(options.key)
-        check_certificate(options.authority.parent)
+        check_certificate(options.authority)
     torch.set_num_threads(1)
     options.data.try_out()
     options.home.mkdir(parents=True, exist_ok=True, mode=0o700)

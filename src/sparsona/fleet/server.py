@@ -93,7 +93,8 @@ def start_superlink(home: Home, host: str, port: int, secure: bool) -> Child:
     if not port_is_free(host, port):
         raise FleetError(f"port {port} of {host} is taken; choose another with --port")
     if secure:
-        check_certificate(home.keys, _local(host))
+        check_certificate(home.keys / "ca.crt")
+        check_certificate(home.keys / "server.pem", _local(host))
     home.write_settings(host, port, secure)
     trust = ["--insecure"]
     if secure:
