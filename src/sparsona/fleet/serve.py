@@ -133,13 +133,13 @@ class Meeting:
             self._greet(self.post.nodes())
             self._listen()
             if self._wrong and strict:
-                raise FleetError("; ".join(self._wrong.values()))
+                raise FleetError(self._complaints())
             if self._facts.keys() >= everyone:
                 break
             time.sleep(0.2)
         missing = sorted(everyone - self._facts.keys())
         if len(self._facts) < self.recipe.fleet.min_answers or not self._facts:
-            others = "".join(f"; {why}" for why in self._wrong.values())
+            others = f"; {self._complaints()}" if self._wrong else ""
             raise FleetError(
                 f"after {seconds:g} seconds {len(self._facts)} of {len(everyone)} clients are there, and at least "
                 f"{max(self.recipe.fleet.min_answers, 1)} are needed; missing: {_listed(missing)}{others}"
@@ -157,6 +157,13 @@ class Meeting:
                     )
         return shared | {"samples": sum(facts["samples"] for facts in self._facts.values())}
 
+    def _complaints(self) -> str:
+        """What is wrong with which nodes."""
+        by_reason: dict[str, list[int]] = {}
+        for node, why in sorted(self._wrong.items()):
+            by_reason.setdefault(why, []).append(node)
+        return "; ".join(f"node {_listed(nodes)}: {why}" for why, nodes in by_reason.items())
+
     def _greet(self, nodes: dict[int, str]) -> None:
         """Say hello to nodes that have not been asked yet."""
         asked = {node for node, _ in self._asked.values()} | self._known.keys() | self._wrong.keys()
@@ -164,7 +171,7 @@ class Meeting:
             if node in asked:
                 continue
             if self.keys is not None and key not in self.keys:
-                self._wrong[node] = f"node {node} is registered with a key that is not among the fleet's"
+                self._wrong[node] = "it is registered with a key that is not among the fleet's"
                 continue
             ask = secrets.token_hex(8)
             number = self.post.send(node, pack(self.head | {"hello": True, "ask": ask}), self.recipe.fleet.timeout)
@@ -177,13 +184,13 @@ class Meeting:
             node, ask = self._asked.pop(reply.number, (0, ""))
             if reply.data is None:
                 if not reply.gone:
-                    self._wrong[node] = f"node {node}: {reply.why}"
+                    self._wrong[node] = reply.why
                 continue
             nodes = nodes or self.post.nodes()
             try:
                 self._welcome(node, nodes.get(node, ""), ask, unpack(reply.data, _MOST_HELLO)[0])
             except (ParcelError, FleetError) as error:
-                self._wrong[node] = f"node {node}: {error}"
+                self._wrong[node] = str(error)
                 self.tell({"event": "refused", "node": node, "why": str(error)})
 
     def _welcome(self, node: int, key: str, ask: str, said: dict[str, Any]) -> None:
