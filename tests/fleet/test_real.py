@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -29,13 +30,13 @@ def quiet(*_):
     pass
 
 
-def left_behind() -> list[str]:
-    """Processes of Flower's or of ours that belong to nobody any more."""
+def left_behind(top: Path) -> list[str]:
+    """Processes of Flower's or of ours that have to do with a folder."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if "sparsona-trial-" in line and str(os.getpid()) != entry.parent.name:
+            if str(top) in line and str(os.getpid()) != entry.parent.name:
                 found.append(line)
     return found
 
@@ -47,7 +48,7 @@ def fleet():
         for k in range(2):
             world.start_node(k)
         yield world
-    assert left_behind() == []
+    assert left_behind(world.top) == []
 
 
 METHODS = ["fedspa", "ditto", "dadpfl"]  # all methods are compared in one process by test_fleet.py
@@ -66,7 +67,7 @@ def test_a_real_fleet_equals_local_to_the_bit(method, fleet, tmp_path):
 def test_chaos(tmp_path):
     """Nodes are killed and come back, one lies, the server process is killed: all is named, the honest are intact."""
     rounds, honest = 12, (0, 1, 2)
-    r = suited(recipe("ditto", rounds=rounds, evaluate={"every": rounds}, fleet={"per_round": 4, "timeout": 40.0}), 4)
+    r = suited(recipe("ditto", rounds=rounds, evaluate={"every": rounds}, fleet={"per_round": 4, "timeout": 25.0}), 4)
     draw = random.Random(7)
     over = threading.Event()
     struck: list[str] = []
@@ -115,24 +116,25 @@ def test_chaos(tmp_path):
     assert any("from is" in why or "parcel" in why or "theta" in why for why in whys)
     assert "resumed" in {e["event"] for e in events(done.path)}
     assert done.summary["accuracy"] > 0.5
-    assert left_behind() == []
+    assert left_behind(world.top) == []
 
 
 def test_the_trial_command(tmp_path):
     """What a user types: it prints the result, writes an ordinary run folder, and Ctrl-C leaves nothing behind."""
-    import subprocess
-
     r = recipe("fedavg", rounds=2, data={"clients": 2}, fleet={"per_round": 2})
     (tmp_path / "small.toml").write_text(to_toml(tables(r)))
     command = [sys.executable, "-m", "sparsona", "fleet", "trial", "small.toml", "--nodes", "2", "--out", "run"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
+    here = {"cwd": tmp_path, "env": os.environ | {"TMPDIR": str(tmp_path)}, "text": True}
+    done = subprocess.run(command, capture_output=True, timeout=900, **here)
     assert done.returncode == 0, done.stderr
     assert "results: run" in done.stdout
     run(r, tmp_path / "local")
     assert files(tmp_path / "run") == files(tmp_path / "local")
-    process = subprocess.Popen([*command[:-1], "stopped"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert left_behind(tmp_path) == []
+    process = subprocess.Popen([*command[:-1], "stopped"], stderr=subprocess.PIPE, **here)
     time.sleep(8)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=300)
     assert "error: stopped" in err
-    assert left_behind() == []
+    assert left_behind(tmp_path) == []
+    assert list(tmp_path.glob("sparsona-*")) == []
