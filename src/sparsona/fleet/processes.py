@@ -27,10 +27,10 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # a second otherwise, in every round
         "PYTHONUNBUFFERED": "1",
     }
-    return os.environ | there
+    wish = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}  # a second otherwise, in every round; a user's own comes first
+    return wish | os.environ | there
 
 
 class Child:

@@ -136,7 +136,7 @@ class Meeting:
                 raise FleetError(self._complaints())
             if self._facts.keys() >= everyone:
                 break
-            time.sleep(0.2)
+            time.sleep(0.5)
         missing = sorted(everyone - self._facts.keys())
         if len(self._facts) < self.recipe.fleet.min_answers or not self._facts:
             others = f"; {self._complaints()}" if self._wrong else ""
