@@ -275,3 +275,25 @@ def test_code_of_others_is_not_loaded_unless_allowed(tmp_path):
     r = everyone()
     with pytest.raises(FleetError, match=r"model.name = 'os:system' is not Sparsona's own.*--allow-plugins"):
         world.run(replace(r, model=replace(r.model, name="os:system")), tmp_path / "fleet")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(ValueError("bad"), "bad"), (KeyError("x"), "KeyError: 'x'"), (None, None)]
+)
+def test_what_went_wrong_is_told_to_whoever_waits_but_not_that_the_way_broke(error, told, tmp_path, monkeypatch):
+    import httpx
+
+    from sparsona.fleet import serve
+
+    def fail(*_):
+        raise error or httpx.ConnectError("refused")
+
+    monkeypatch.setattr(serve, "serve", fail)
+    (tmp_path / "order.json").write_text("{}")
+    with pytest.raises(type(error) if error else httpx.ConnectError):
+        serve.main(None, {"order": str(tmp_path)})
+    assert not (tmp_path / "done").exists()
+    if told is None:
+        assert not (tmp_path / "error").exists()  # it is started again
+    else:
+        assert (tmp_path / "error").read_text().splitlines()[0] == told

@@ -19,13 +19,14 @@ import torch
 import sparsona
 from sparsona.config import Recipe, check, tables
 from sparsona.engines.parcels import ParcelError, pack, unpack
-from sparsona.engines.remote import Post, Remote
+from sparsona.engines.remote import Post, Remote, TooFew
 from sparsona.engines.store import StoreError
 from sparsona.fleet import FleetError
 from sparsona.results import Journal, Run, write
 from sparsona.runner import Progress, bare_device, drive
 
 _MOST_HELLO = 1 << 20
+_THE_WAY = ("httpx", "httpcore", "flwr")  # whose errors tell that the SuperLink cannot be reached
 
 
 def main(post: Post, config: dict[str, Any]) -> None:
@@ -36,7 +37,9 @@ def main(post: Post, config: dict[str, Any]) -> None:
         serve(post, json.loads((order / "order.json").read_text()), order)
         write(order / "done", "")
     except Exception as error:  # the process that waits must hear of it, whatever it is
-        known = isinstance(error, (ValueError, StoreError)) or type(error).__name__ == "TooFew"
+        if type(error).__module__.partition(".")[0] in _THE_WAY or isinstance(error, ConnectionError):
+            raise  # the server is gone and nothing is wrong with the run: as if killed, so that it is started again
+        known = isinstance(error, (ValueError, StoreError, TooFew))
         told = str(error) if known else f"{type(error).__name__}: {error}"
         write(order / "error", " ".join(told.split()) + ("" if known else f"\n{traceback.format_exc()}"))
         raise

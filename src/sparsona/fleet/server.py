@@ -191,7 +191,7 @@ def run_on_fleet(
     stuck, rounds = 0, -1
     with _order(home, recipe, folder, wait, most) as work:
         while True:
-            flwr(home.path, "run", str(work / "app"), CONNECTION)
+            _submit(home, work, 1 if rounds < 0 else 10)
             try:
                 if _follow(work, folder, recipe, listen):
                     return Run.open(folder)
@@ -207,6 +207,19 @@ def run_on_fleet(
             end = time.monotonic() + 300
             while not reachable(host, port) and time.monotonic() < end:
                 time.sleep(0.5)
+
+
+def _submit(home: Home, work: Path, attempts: int) -> None:
+    """Give an order to the SuperLink; one that has just been started again may need a moment."""
+    while True:
+        attempts -= 1
+        try:
+            flwr(home.path, "run", str(work / "app"), CONNECTION)
+            return
+        except FleetError:
+            if attempts <= 0:
+                raise
+            time.sleep(3)
 
 
 def status(home: Home) -> dict[str, Any]:
