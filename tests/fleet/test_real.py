@@ -130,6 +130,7 @@ def test_the_trial_command(tmp_path):
     assert "results: run" in done.stdout
     run(r, tmp_path / "local")
     assert files(tmp_path / "run") == files(tmp_path / "local")
+    assert not any(b"PRIVATE KEY" in p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file())
     assert left_behind(tmp_path) == []
     process = subprocess.Popen([*command[:-1], "stopped"], stderr=subprocess.PIPE, **here)
     time.sleep(8)
