@@ -16,7 +16,7 @@ from sparsona.data import DataError
 from sparsona.fleet import FleetError
 from sparsona.fleet.data import read_npz
 from sparsona.fleet.keys import check_certificate, check_private, make_authority, make_node_key, read_public, roster
-from sparsona.fleet.node import check_secure, split_address
+from sparsona.fleet.node import _place, check_secure, split_address
 from sparsona.fleet.server import Home, start_superlink
 
 
@@ -205,3 +205,16 @@ def test_a_node_with_nothing_to_learn_from(tmp_path):
     line = call("fleet", "node", "127.0.0.1:1", "--client", "0", "--insecure", "--data", str(tmp_path / "none.npz"))
     assert line.exit_code == 2
     assert "none.npz cannot be read" in line.stderr
+
+
+def test_one_node_in_a_home_and_what_a_killed_one_left_is_removed(tmp_path):
+    with _place(tmp_path / "node") as first:
+        assert first.is_dir()
+        told = r"another node is at work in .*node; each needs a --home of its own"
+        with pytest.raises(FleetError, match=told), _place(tmp_path / "node"):
+            pass
+    assert not first.exists()
+    first.mkdir()  # as if it had been killed
+    with _place(tmp_path / "node") as second:
+        assert not first.exists()
+        assert second.is_dir()

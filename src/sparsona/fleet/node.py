@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Listener
 from pathlib import Path
@@ -76,36 +78,57 @@ def run_node(options: NodeOptions, say: Callable[[str], None], stop: threading.E
         check_certificate(options.authority)
     torch.set_num_threads(1)
     options.data.try_out()
-    options.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     station = Station(options.client, options.home, options.data.builder(), sparsona.__version__, options.most)
-    place = Path(tempfile.mkdtemp(prefix="sparsona-"))  # a socket's path must be short
-    socket = place / "device"
     child: Child | None = None
-    try:
-        listener = Listener(str(socket), "AF_UNIX")
-        socket.chmod(0o600)
-        threading.Thread(target=_serve, args=(listener, station), daemon=True).start()
-        first = time.monotonic()
-        while not stop.is_set():
-            if not reachable(host, port, 5.0):
-                say(f"the server {options.server} cannot be reached; trying again every {_PAUSE:g} seconds")
-                while not reachable(host, port, 5.0) and not stop.wait(_PAUSE):
+    with _place(options.home) as place:
+        socket = place / "device"
+        try:
+            listener = Listener(str(socket), "AF_UNIX")
+            socket.chmod(0o600)
+            threading.Thread(target=_serve, args=(listener, station), daemon=True).start()
+            first = time.monotonic()
+            while not stop.is_set():
+                if not reachable(host, port, 5.0):
+                    say(f"the server {options.server} cannot be reached; trying again every {_PAUSE:g} seconds")
+                    while not reachable(host, port, 5.0) and not stop.wait(_PAUSE):
+                        pass
+                    continue
+                began = time.monotonic()
+                child = Child(_command(options, secure, socket), options.home / "supernode.log", environment(place))
+                say(f"client {options.client} of {options.server}")
+                while not child.ended and not stop.wait(0.5):
                     pass
-                continue
-            began = time.monotonic()
-            child = Child(_command(options, secure, socket), options.home / "supernode.log", environment(place))
-            say(f"client {options.client} of {options.server}")
-            while not child.ended and not stop.wait(0.5):
-                pass
-            if child.ended:
-                if time.monotonic() - began > _NOTICED:  # it was in, so what comes now is new
-                    first = time.monotonic()
-                say(f"{_why(child, time.monotonic() - first)}; trying again")
-                stop.wait(max(_PAUSE - (time.monotonic() - began), 1.0))
-    finally:
-        if child is not None:
-            child.stop()
-        shutil.rmtree(place, ignore_errors=True)
+                if child.ended:
+                    if time.monotonic() - began > _NOTICED:  # it was in, so what comes now is new
+                        first = time.monotonic()
+                    say(f"{_why(child, time.monotonic() - first)}; trying again")
+                    stop.wait(max(_PAUSE - (time.monotonic() - began), 1.0))
+        finally:
+            if child is not None:
+                child.stop()
+
+
+@contextmanager
+def _place(home: Path) -> Iterator[Path]:
+    """A short-lived folder for the node of a home, of which there is one at a time: a socket's path must be short."""
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (home / "node.lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise FleetError(f"another node is at work in {home}; each needs a --home of its own") from None
+        lock.seek(0)
+        before = Path(lock.read().strip() or "none")  # of a node that was killed
+        if before.name.startswith("sparsona-") and before.parent == Path(tempfile.gettempdir()):
+            shutil.rmtree(before, ignore_errors=True)
+        place = Path(tempfile.mkdtemp(prefix="sparsona-"))
+        lock.truncate(0)
+        lock.write(str(place))
+        lock.flush()
+        try:
+            yield place
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _serve(listener: Listener, station: Station) -> None:
