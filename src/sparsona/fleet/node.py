@@ -105,7 +105,7 @@ def run_node(options: NodeOptions, say: Callable[[str], None], stop: threading.E
                     stop.wait(max(_PAUSE - (time.monotonic() - began), 1.0))
         finally:
             if child is not None:
-                child.stop()
+                child.stop(5.0)  # sooner than whoever stops us loses patience, for there is more to clear away
 
 
 @contextmanager

@@ -72,7 +72,7 @@ class Child:
             return " | ".join(kept[-lines:])[:600]
         return ""
 
-    def stop(self, patience: float = 15.0) -> None:
+    def stop(self, patience: float = 20.0) -> None:
         """Ask it to end, and see to it that it does, with all that it started."""
         with suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGINT)
