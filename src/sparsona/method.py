@@ -22,7 +22,9 @@ from sparsona.core.wire import Message
 
 Client = Any  # what a device keeps between rounds: a frozen dataclass of tensors and numbers, or None
 Server = Any  # what the server keeps between rounds, likewise
-Inbox = Mapping[str | int, Message]  # by sender: "server", or the number of a peer, "self" and "all"
+# By sender: "server", or the number of a peer, "self" and "all". A peer's message is decoded when it is asked for, so
+# that a method which takes in one after the other holds one at a time.
+Inbox = Mapping[str | int, Message]
 Model = (
     Vector | Callable[[Tensor], Tensor]
 )  # what a device predicts with: a vector, or a function from inputs to logits
