@@ -187,7 +187,8 @@ def test_killed_in_the_middle_of_writing_checkpoints(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("method", "every"), [("local", 1), ("local", 3), ("fedspa", 3), ("dadpfl", 3), ("fedpse", 3), ("fedstc", 3)]
+    ("method", "every"),
+    [("local", 1), ("local", 3), ("fedspa", 3), ("dadpfl", 3), ("fedpse", 3), ("fedstc", 3), ("fedscr", 3)],
 )
 def test_interrupted_and_resumed(method, every, tmp_path):
     """Ctrl-C in round 5 saves all whole rounds, whatever the distance of checkpoints."""
@@ -216,6 +217,13 @@ def stopped_and_resumed(r, after, path):
     with pytest.raises(KeyboardInterrupt):
         run(r, path, listen=stop)
     resume(path)
+
+
+def test_moments_that_clients_keep_survive_an_interruption(tmp_path):
+    r = recipe("fedpse", rounds=4, method={"optimiser": "adam", "lr": 0.003, "moments": "client"})
+    run(r, tmp_path / "whole")
+    stopped_and_resumed(r, 2, tmp_path / "stopped")
+    assert files(tmp_path / "stopped", LEAVE) == files(tmp_path / "whole", LEAVE)
 
 
 def test_votes_and_pruning_survive_an_interruption(tmp_path):

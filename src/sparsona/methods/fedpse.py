@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import ClassVar, Literal
 
 import torch
@@ -47,6 +48,9 @@ class Server:
 
 def upstream(layout: Layout, update: Vector, sparsity: float, each: Piece = "layer") -> tuple[Sparse, Vector]:
     """UPS: the largest entries of an update, to be sent, and the residual; together they are the update exactly."""
+    if update.shape != (layout.dim,) or not 0 <= sparsity < 1:
+        what = f"an update of {layout.dim} entries and a share of at least 0 and below 1 are allowed"
+        raise ValueError(f"update, sparsity: {tuple(update.shape)}, {sparsity}; {what}")
     mask = masks.largest(layout, update, sparsity, each)
     return Sparse.of(update, mask), torch.where(mask, 0.0, update)
 
@@ -55,7 +59,9 @@ def downstream(
     layout: Layout, top: Sparse, update: Sparse, rng: Rng, each: Piece = "layer", correlation: Correlation = cosine
 ) -> Mask:
     """DPS: where a client is sent the average, by the average's largest entries and those that the client sent."""
-    parts = enumerate(masks.pieces(layout, each, top.mask, update.mask, top.dense(), update.dense()))
+    dense = update.dense()
+    chosen = update.mask & (dense != 0)  # a zero that fills an update up is nobody's choice
+    parts = enumerate(masks.pieces(layout, each, top.mask, chosen, top.dense(), dense))
     return torch.cat([masks.mixed(ours, own, distance(correlation, a, b), rng(i)) for i, (ours, own, a, b) in parts])
 
 
@@ -131,17 +137,18 @@ class FedPSE(Training):
             return server
         updates, weights = (p.sparse() for p, _, _ in heard.values()), [n for _, n, _ in heard.values()]
         if self.elementwise:
-            average = elementwise_mean(layout, zip(updates, weights, strict=True))
+            average = elementwise_mean(layout, zip(updates, weights, strict=True), self.scope)
         else:
             average = weighted_mean((update.dense() for update in updates), weights)
         ps = {k: self.sparsity_of(k, ctx) for k in heard}
-        tops = {p: Sparse.of(average, masks.largest(layout, average, p, self.scope)) for p in set(ps.values())}
-        for k, (packed, _, _) in heard.items():
-            top, update, chosen = tops[ps[k]], packed.sparse(), tops[ps[k]].mask
-            if self.personalise:
-                chosen = downstream(layout, top, update, ctx.rng("down", k), self.scope, correlation)
-            pending[k] = PackedSparse.of_sparse(Sparse.of(average, chosen))
-            distances[k] = distance(correlation, top.dense(), update.dense())
+        for p, of_p in groupby(sorted(heard, key=ps.__getitem__), key=ps.__getitem__):
+            top = Sparse.of(average, masks.largest(layout, average, p, self.scope))
+            for k in of_p:
+                update, chosen = heard[k][0].sparse(), top.mask
+                if self.personalise:
+                    chosen = downstream(layout, top, update, ctx.rng("down", k), self.scope, correlation)
+                pending[k] = PackedSparse.of_sparse(Sparse.of(average, chosen))
+                distances[k] = distance(correlation, top.dense(), update.dense())
         means = weighted_mean((r for _, _, r in heard.values()), weights) if self.statistics(ctx) else None
         return Server(server.pending | pending, server.distances | distances, means)
 
