@@ -34,6 +34,7 @@ class Slot:
     uses: int  # output positions per sample at which an entry takes part; 0 for norms, embeddings and buffers
     head: bool = False
     lookup: bool = False  # a table that is looked up, not multiplied
+    group: int = -1  # the layer of the body that is trained or frozen as a whole; -1 for head and buffers
 
     @property
     def size(self) -> int:
@@ -107,6 +108,19 @@ class Layout:
         """Which coordinates belong to the classifier."""
         return self.spread([s.head for s in self.slots])
 
+    @cached_property
+    def groups(self) -> tuple[int, ...]:
+        """Entries of each layer of the body, in order; those of a model without a head are all its layers."""
+        sizes = [0] * (1 + max((s.group for s in self.slots), default=-1))
+        for s in self.slots:
+            if s.group >= 0:
+                sizes[s.group] += s.size
+        return tuple(sizes)
+
+    def grouped(self, flags: Sequence[bool]) -> Mask:
+        """One flag per layer of the body, as a mask over coordinates; head and buffers have zeros."""
+        return self.spread([s.group >= 0 and bool(flags[s.group]) for s in self.slots])
+
     def spread(self, flags: list[bool]) -> Mask:
         """One flag per tensor, as a mask over coordinates."""
         return torch.repeat_interleave(torch.tensor(flags), torch.tensor(self.sizes))
@@ -139,11 +153,13 @@ class Layout:
         uses = _uses(model, example)
         head = _head(model)
         tables = {n for n, m in model.named_modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))}
+        groups = _groups(model, head)
         slots: list[Slot] = []
         offset = 0
         for name, tensor, kind, owner in _tensors(model):
             times = uses.get(id(tensor), 0)
-            slot = Slot(name, tuple(tensor.shape), kind, owner, offset, times, owner == head, owner in tables)
+            at = groups.get(name, -1)
+            slot = Slot(name, tuple(tensor.shape), kind, owner, offset, times, owner == head, owner in tables, at)
             slots.append(slot)
             offset += slot.size
         if not any(s.kind != "buffer" for s in slots):
@@ -202,6 +218,29 @@ def _head(model: nn.Module) -> str:
         return named
     linears = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
     return linears[-1] if linears else _NO_HEAD
+
+
+def _groups(model: nn.Module, head: str) -> dict[str, int]:
+    """The layer of each trained tensor of the body: as the model's ``layer_groups`` say, else a module each.
+
+    A normalisation belongs to the module before it.
+    """
+    body = [(name, kind, owner) for name, _, kind, owner in _tensors(model) if kind != "buffer" and owner != head]
+    beginnings = getattr(model, "layer_groups", None)
+    if beginnings is not None:
+        found = {
+            name: [i for i, group in enumerate(beginnings) if name.startswith(tuple(group))] for name, _, _ in body
+        }
+        if wrong := [name for name, at in found.items() if len(at) != 1]:
+            raise ValueError(f"layer_groups of {type(model).__name__}: {wrong[0]} must be in one of them exactly")
+        return {name: at[0] for name, at in found.items()}
+    owners: list[str] = []
+    out: dict[str, int] = {}
+    for name, kind, owner in body:
+        if not owners or (owner != owners[-1] and (kind != "norm" or len(out) == 0)):
+            owners.append(owner)
+        out[name] = len(owners) - 1
+    return out
 
 
 def _uses(model: nn.Module, example: Tensor) -> dict[int, int]:
