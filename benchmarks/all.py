@@ -72,6 +72,8 @@ HOW = """\
   clients, both ways, after a first one in which the server has nothing to say, over FedAvg's. Rounds: all of 10
   clients, 600 Fashion-MNIST samples each, an epoch of Adam in batches of 64, pool engine with two workers, in turns
   with FedAvg.
+- **masks** ([masks.py](../benchmarks/masks.py)): layer masks of PerFedMask, in seconds of one core.
+- **freeze** ([freeze.py](../benchmarks/freeze.py)): 200 pictures in batches of 50, one thread, the two in turns.
 """
 
 
@@ -115,7 +117,7 @@ def has_flower() -> bool:
 def collect() -> tuple[list[str], bool]:
     """The rows of the table, and whether all is well."""
     rows, well, data = [], True, has_data()
-    for script in ("wire.py", "memory.py", "throughput.py", "fedspa.py", "fedpse.py"):
+    for script in ("wire.py", "memory.py", "throughput.py", "fedspa.py", "fedpse.py", "masks.py", "freeze.py"):
         figures: list[Figure] | None = []
         if data or script != "throughput.py":
             figures = measure(script)

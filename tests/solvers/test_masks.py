@@ -175,3 +175,23 @@ def test_a_budget_below_the_smallest_layer_idles():
 def test_an_unknown_solver_is_refused():
     with pytest.raises(ValueError, match="sequential, random"):
         solve(Problem((1,), (1,)), "mosek", rng())
+
+
+def test_the_papers_own_solver_keeps_to_budgets():
+    pytest.importorskip("cvxpy")
+    problem = Problem((3, 5, 2, 7, 4), (7, 7, 10, 10, 21, 21))
+    found = solve(problem, "sca", rng(), draws=20)
+    assert problem.feasible(found.masks)
+    assert optimised(problem, rng()).objective <= found.objective + 1e-9
+
+
+def test_cpsat_proves_what_the_search_found():
+    pytest.importorskip("ortools")
+    from sparsona.solvers.cpsat import refined
+
+    problem = Problem((3, 5, 2, 7, 4), (7, 7, 10, 10, 21, 21))
+    poor = masks.Solution(problem, problem.fullest, bound(problem))
+    found = refined(poor, 20)
+    assert problem.feasible(found.masks)
+    assert found.objective <= poor.objective
+    assert poor.bound <= found.bound <= optimised(problem, rng()).objective + 1e-3

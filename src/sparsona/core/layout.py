@@ -142,6 +142,24 @@ class Layout:
         weights = sum(2 * s.uses * n for s, n in pairs if len(s.shape) > 1)
         return weights + sum(s.uses * s.size for s, _ in pairs if len(s.shape) == 1)
 
+    def training_flops(self, mask: Mask | None = None, still: Sequence[bool] = ()) -> int:
+        """Operations of training on one sample: gradients of inputs and of weights cost as much each as going forward.
+
+        With flags of the trained tensors that stay still, theirs have no gradient of weights, and those below the
+        lowest that moves none of inputs either.
+        """
+        if not any(still):
+            return 3 * self.flops(mask)
+        kept = self.sizes if mask is None else self.counts(mask)
+        lowest = list(still).index(False)
+        inputs = [n if i >= lowest else None for i, n in enumerate(kept)]
+        moving = [n if i < len(still) and not still[i] else None for i, n in enumerate(kept)]
+        return self.flops_of(kept) + self._flops_some(inputs) + self._flops_some(moving)
+
+    def _flops_some(self, kept: Sequence[int | None]) -> int:
+        pairs = [(s, n) for s, n in zip(self.slots, kept, strict=True) if n is not None]
+        return sum(2 * s.uses * n if len(s.shape) > 1 else s.uses * s.size for s, n in pairs)
+
     @property
     def uncounted(self) -> list[str]:
         """Weights whose operations are not known, because no linear or convolution layer was seen to use them."""

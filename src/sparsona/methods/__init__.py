@@ -10,7 +10,9 @@ from sparsona.methods.dispfl import DisPFL
 from sparsona.methods.ditto import Ditto
 from sparsona.methods.fedavg import FedAvg
 from sparsona.methods.fedavg_ft import FedAvgFT
+from sparsona.methods.fedbabu import FedBABU
 from sparsona.methods.feddst import FedDST
+from sparsona.methods.fednova import FedNova
 from sparsona.methods.fedprox import FedProx
 from sparsona.methods.fedpse import FedPSE
 from sparsona.methods.fedscr import FedSCR
@@ -18,6 +20,7 @@ from sparsona.methods.fedspa import FedSpa
 from sparsona.methods.fedstc import FedSTC
 from sparsona.methods.gossipfl import GossipFL
 from sparsona.methods.local import Local
+from sparsona.methods.perfedmask import PerFedMask
 from sparsona.methods.subfedavg import SubFedAvg
 from sparsona.methods.subsampling import Subsampling
 
@@ -30,7 +33,9 @@ METHODS: dict[str, Any] = {
     "ditto": Ditto,
     "fedavg": FedAvg,
     "fedavg_ft": FedAvgFT,
+    "fedbabu": FedBABU,
     "feddst": FedDST,
+    "fednova": FedNova,
     "fedprox": FedProx,
     "fedpse": FedPSE,
     "fedscr": FedSCR,
@@ -38,6 +43,7 @@ METHODS: dict[str, Any] = {
     "fedstc": FedSTC,
     "gossipfl": GossipFL,
     "local": Local,
+    "perfedmask": PerFedMask,
     "subfedavg": SubFedAvg,
     "subsampling": Subsampling,
 }

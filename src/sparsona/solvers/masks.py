@@ -185,6 +185,10 @@ def solve(
     match solver:
         case "optimised":
             return optimised(problem, rng, effort)
+        case "sca":
+            from sparsona.solvers.sca import sca  # which needs this module
+
+            masks = sca(problem, rng, draws=draws)
         case "sequential":
             masks = sequential(problem)
         case "random":
