@@ -38,6 +38,7 @@ class ModelConfig:
     """Which network the clients train."""
 
     name: str  # one of `sparsona models`, or "package.module:Class"
+    width: PositiveShare = 1.0  # share of its channels and hidden units, of models that can be narrower
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ def prepare(recipe: Recipe, data_dir: Path | None = None) -> tuple[Device, Fleet
     fleet = build(recipe.data, recipe.seed, data_dir)
     with Rng(recipe.seed, "init").everywhere():
         data = fleet.dataset
-        model = build_model(recipe.model.name, data.classes, data.shape, data.vocabulary or None)
+        model = build_model(recipe.model.name, data.classes, data.shape, data.vocabulary or None, recipe.model.width)
     task, theta0 = Task.of(model, fleet.local(0).train.at(torch.tensor([0]))[0])
     device = Device(
         recipe.method, task, theta0, fleet.local, fleet.test, recipe.seed, recipe.rounds, recipe.evaluate.batch

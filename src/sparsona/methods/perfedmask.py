@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -19,13 +19,14 @@ from torch import Tensor
 from sparsona.core import budgets
 from sparsona.core.aggregate import OverlapMean
 from sparsona.core.budgets import Shares
-from sparsona.core.fields import Count, Share
+from sparsona.core.fields import Count, Fraction, Share
 from sparsona.core.layout import Layout
 from sparsona.core.rng import Rng
 from sparsona.core.training import Ctx, train_on
 from sparsona.core.wire import Bits, Message, Values, WireError
 from sparsona.method import Client, Inbox, LocalData, Mask, Vector
 from sparsona.methods.fedbabu import FedBABU
+from sparsona.solvers.lighter import lightened
 from sparsona.solvers.masks import Problem, Solution, solve
 
 Answer = tuple[Vector, Mask, int]  # trained values, where they belong, and the samples they were trained on
@@ -46,6 +47,7 @@ class PerFedMask(FedBABU):
     solver: Literal["optimised", "sca", "sequential", "random", "random_best_of"] = "optimised"  # who designs the masks
     draws: Count = 1000  # random_best_of: random masks to choose from; sca: those it starts from
     allow_idle: bool = False  # a device may train nothing where that is better
+    spare: Fraction = 0.0  # share of its budget that a weak device may give up to make its steps cheaper
     freeze_head: bool = True  # false: the head is one more layer that is trained or frozen
 
     def start(self, fleet: int, ctx: Ctx) -> Server:  # type: ignore[override]
@@ -67,7 +69,8 @@ class PerFedMask(FedBABU):
                 f"{fleet} clients ({few}): they train nothing",
                 stacklevel=2,
             )
-        return _designed(problem, self.solver, self.draws, common("layer masks"))
+        found = _designed(problem, self.solver, self.draws, common("layer masks"))
+        return replace(found, masks=lightened(problem, found.masks, self.spare)) if self.spare else found
 
     def layers(self, layout: Layout) -> tuple[int, ...]:
         """Sizes of the layers that masks are made of."""
