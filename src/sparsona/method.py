@@ -73,6 +73,14 @@ class SharedModel(Protocol):
 
 
 @runtime_checkable
+class Composed(Protocol):
+    """A method whose shared model is not a vector of the task's model, but of several, say."""
+
+    def opened(self, shared: Vector, ctx: Ctx) -> Model:
+        """What the shared vector predicts with."""
+
+
+@runtime_checkable
 class Finishing(SharedModel, Protocol):
     """A method whose devices each make a model of their own from the best shared one, once, when all rounds are over.
 
@@ -133,6 +141,7 @@ class Remarking(Protocol):
 __all__ = [
     "Choosy",
     "Client",
+    "Composed",
     "Ctx",
     "Finishing",
     "Inbox",

@@ -17,7 +17,7 @@ from sparsona.core.task import Task, correct, loss
 from sparsona.core.training import Ctx
 from sparsona.core.wire import Message, Values, decode, encode, is_finite
 from sparsona.engines.values import dumps, loads, types_of
-from sparsona.method import Client, Finishing, Inbox, Method, Model, PeerMethod, Telling, Voter
+from sparsona.method import Client, Composed, Finishing, Inbox, Method, Model, PeerMethod, Telling, Voter
 
 Wants = tuple[Literal["score", "model", "bytes"], ...]  # what else a job should bring back; the message as bytes
 _MAX = 1 << 40  # messages are bounded where they come from a network; models of any size may pass between processes
@@ -117,10 +117,10 @@ class Device:
                     message = Message(model=Values(model))
                 result = Result(k, score=self.score(model, k))
             case "shared":
-                result = Result(k, score=self.score(inbox["server"]["theta"].values, k))
+                result = Result(k, score=self.score(self.shared(inbox, t), k))
             case "validate":
                 held = self.local(k).validation
-                result = Result(k, score=self.score(inbox["server"]["theta"].values, k, held))
+                result = Result(k, score=self.score(self.shared(inbox, t), k, held))
             case "finish":
                 assert isinstance(self.method, Finishing)
                 ctx = self.ctx(t, "finish", k)
@@ -138,6 +138,11 @@ class Device:
         elif message is not None:
             result = replace(result, message=message)
         return replace(result, seconds=time.perf_counter() - began)
+
+    def shared(self, inbox: Inbox, t: int) -> Model:
+        """The shared model that the server sent as one vector."""
+        theta: Vector = inbox["server"]["theta"].values
+        return self.method.opened(theta, self.ctx(t, "shared")) if isinstance(self.method, Composed) else theta
 
     def score(self, model: Model, k: int, samples: Samples | None = None) -> Score:
         """The model on client k's test samples, or on others."""

@@ -19,8 +19,12 @@ from sparsona.methods.fedscr import FedSCR
 from sparsona.methods.fedspa import FedSpa
 from sparsona.methods.fedstc import FedSTC
 from sparsona.methods.gossipfl import GossipFL
+from sparsona.methods.heterofl import HeteroFL
 from sparsona.methods.local import Local
 from sparsona.methods.perfedmask import PerFedMask
+from sparsona.methods.perfedmask_heterofl import PerFedMaskHeteroFL
+from sparsona.methods.perfedmask_splitmix import PerFedMaskSplitMix
+from sparsona.methods.splitmix import SplitMix
 from sparsona.methods.subfedavg import SubFedAvg
 from sparsona.methods.subsampling import Subsampling
 
@@ -42,8 +46,12 @@ METHODS: dict[str, Any] = {
     "fedspa": FedSpa,
     "fedstc": FedSTC,
     "gossipfl": GossipFL,
+    "heterofl": HeteroFL,
     "local": Local,
     "perfedmask": PerFedMask,
+    "perfedmask+heterofl": PerFedMaskHeteroFL,
+    "perfedmask+splitmix": PerFedMaskSplitMix,
+    "splitmix": SplitMix,
     "subfedavg": SubFedAvg,
     "subsampling": Subsampling,
 }

@@ -59,7 +59,7 @@ class PerFedMask(FedBABU):
         """The layer masks of a fleet."""
         sizes = self.layers(layout)
         budgets.least("budget", self.budget, fleet)
-        weak = fleet if isinstance(self.budget, tuple) else fleet - round(self.strong * fleet)
+        weak = fleet if isinstance(self.budget, tuple) else self.weak_of(fleet)
         shares = [budgets.share(self.budget, k, common) if k < weak else 1.0 for k in range(fleet)]
         problem = Problem(sizes, tuple(int(share * sum(sizes)) for share in shares), self.allow_idle)
         if problem.idle:
@@ -71,6 +71,10 @@ class PerFedMask(FedBABU):
             )
         found = _designed(problem, self.solver, self.draws, common("layer masks"))
         return replace(found, masks=lightened(problem, found.masks, self.spare)) if self.spare else found
+
+    def weak_of(self, fleet: int) -> int:
+        """How many of a fleet are weak: the first ones."""
+        return fleet - round(self.strong * fleet)
 
     def layers(self, layout: Layout) -> tuple[int, ...]:
         """Sizes of the layers that masks are made of."""
