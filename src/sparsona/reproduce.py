@@ -65,7 +65,7 @@ class PaperTable:
     title: str
     source: str  # the paper, and the table's number in it
     metric: Literal["accuracy", "bytes", "paper bytes", "flops", "note"] = "accuracy"
-    point: Literal["before", "after", "shared"] | None = None  # of accuracy: the recipe's first if left out
+    point: Literal["before", "after", "shared", "finished"] | None = None  # of accuracy: the recipe's first if left out
     round: Literal["last", "best"] = "last"  # of accuracy
     note: str | None = None  # which one, for metric "note", at the end
     unit: Positive = 1.0  # what the figures printed are counted in, 1e9 for GB; accuracy is in percent
