@@ -372,7 +372,8 @@ def data(
 
 @app.command(
     epilog="Examples: sparsona masks perfedmask/small/main | "
-    "sparsona masks perfedmask/masks --only random --out r.png | sparsona masks perfedmask/small/main --measure --step 1.5"
+    "sparsona masks perfedmask/masks --only random --out r.png | "
+    "sparsona masks perfedmask/small/main --measure --step 1.5"
 )
 def masks(
     recipe: Annotated[str, typer.Argument(help="A recipe of PerFedMask, by name or as a TOML file.")],

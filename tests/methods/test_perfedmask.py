@@ -23,7 +23,7 @@ FINISHED = {"evaluate": {"points": ["finished", "before"]}, "model": {"name": "d
 
 
 def small(name="perfedmask", **more):
-    method = {**HARD, **(BUDGET if name == "perfedmask" else {}), **more.pop("method", {})}
+    method = {**HARD, **(BUDGET if name.startswith("perfedmask") else {}), **more.pop("method", {})}
     return recipe(name, method=method, **(FINISHED | more))
 
 
@@ -38,9 +38,22 @@ def test_full_budgets_are_fedbabu(tmp_path):
     assert accuracies(tmp_path / "a") == accuracies(tmp_path / "b")
 
 
-def test_engines_agree_and_a_killed_run_goes_on(tmp_path):
-    run(small(), tmp_path / "local")
-    run(small(engine="pool"), tmp_path / "pool")
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("perfedmask", {}),
+        ("fedbabu", {}),
+        ("fednova", {"weak": 3, "weak_epochs": 2}),
+        ("splitmix", {"weak": 3, "bases": 2}),
+        ("perfedmask+heterofl", {"width": 0.5}),
+        ("perfedmask+splitmix", {"bases": 2}),
+    ],
+)
+def test_engines_agree_and_a_killed_run_goes_on(name, how, tmp_path):
+    evaluate = {"points": ["finished", "before", "shared"]}
+    one, other = (small(name, method=how, engine=engine, evaluate=evaluate) for engine in ("local", "pool"))
+    run(one, tmp_path / "local")
+    run(other, tmp_path / "pool")
 
     class Stop(Exception):
         pass
@@ -50,7 +63,7 @@ def test_engines_agree_and_a_killed_run_goes_on(tmp_path):
             raise Stop
 
     with pytest.raises(Stop):
-        run(small(), tmp_path / "killed", listen=stop)
+        run(one, tmp_path / "killed", listen=stop)
     resume(tmp_path / "killed")
     for name in (*SAME, "state/server.safetensors", "summary.json"):
         want = (tmp_path / "local" / name).read_bytes()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sparsona.core.rng import Rng
 from sparsona.solvers import masks
+from sparsona.solvers.lighter import lightened
 from sparsona.solvers.masks import Problem, bias, bound, enumerated, objective, optimised, shares, solve
 
 QUICK = ("optimised", "sequential", "random", "random_best_of")
@@ -195,3 +196,34 @@ def test_cpsat_proves_what_the_search_found():
     assert problem.feasible(found.masks)
     assert found.objective <= poor.objective
     assert poor.bound <= found.bound <= optimised(problem, rng()).objective + 1e-3
+
+
+def test_lowest_layers_are_given_up_where_the_bias_allows():
+    """Two weak devices of 111 under two full ones: the layer of 1000 is covered twice whatever the weak ones do."""
+    problem = Problem((1, 10, 100, 1000), (111, 111, 1111, 1111))
+    found = optimised(problem, rng())
+    assert found.masks[:2].tolist() == [[True, True, True, False]] * 2
+    for spare, row in ((0.0, [1, 1, 1, 0]), (0.02, [0, 1, 1, 0]), (0.2, [0, 0, 1, 0]), (0.99, [0, 0, 1, 0])):
+        lighter = lightened(problem, found.masks, spare)
+        assert lighter.astype(int).tolist() == [row, row, [1] * 4, [1] * 4]
+        assert bias(problem, lighter) == found.bias == 555.5  # 1111 (2/2 + 2/4 - 1)
+
+
+def test_a_layer_that_others_need_is_not_given_up():
+    problem = Problem((1, 1, 1), (2, 2, 3))
+    rows = np.array([[1, 1, 0], [1, 0, 1], [1, 1, 1]], dtype=bool)  # covered 3, 2, 2 times
+    lighter = lightened(problem, rows, 0.5)
+    assert lighter.astype(int).tolist() in ([[0, 1, 0], [1, 0, 1], [1, 1, 1]], [[1, 1, 0], [0, 0, 1], [1, 1, 1]])
+
+
+@given(problems(), st.floats(0, 0.9))
+@settings(max_examples=50, deadline=None)
+def test_lighter_masks_have_no_more_bias_and_spare_no_more_than_allowed(problem, spare):
+    found = optimised(problem, rng())
+    lighter = lightened(problem, found.masks, spare)
+    assert bias(problem, lighter) <= found.bias + 1e-6
+    assert not (lighter & ~found.masks).any()
+    assert (lighter.any(1) == found.masks.any(1)).all()
+    unused = np.array(problem.budgets) - lighter @ problem.layer_sizes
+    changed = (lighter != found.masks).any(1)
+    assert (unused <= spare * np.array(problem.budgets))[changed].all()
