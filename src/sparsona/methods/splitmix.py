@@ -17,7 +17,8 @@ from sparsona.core.aggregate import OverlapMean
 from sparsona.core.fields import Count
 from sparsona.core.initial import redrawn
 from sparsona.core.rng import Rng
-from sparsona.core.training import Ctx, Task, train
+from sparsona.core.task import Task
+from sparsona.core.training import Ctx, train
 from sparsona.core.wire import Bits, Message, Values, WireError
 from sparsona.method import Inbox, LocalData, Mask, Vector
 from sparsona.methods.fedavg import FedAvg
