@@ -33,7 +33,7 @@ def test_masks_as_json():
     weak, strong = found["devices"]
     assert weak == {"devices": list(range(10)), "budget": 5324, "trained": 4688, "slack": 636, "layers": [4, 5]}
     assert strong["layers"] == [1, 2, 3, 4, 5]
-    assert (found["bias"], found["slack"], found["gap"]) == (10648, 6360, 0)
+    assert (found["bias"], found["slack"], found["gap"]) == (pytest.approx(10648), 6360, 0)
 
 
 def test_a_variant_can_be_chosen():
