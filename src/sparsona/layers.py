@@ -16,7 +16,7 @@ from sparsona.core.layout import Layout
 from sparsona.core.rng import Rng
 from sparsona.core.samples import Samples
 from sparsona.core.task import Task, sgd
-from sparsona.drawing import BLUE, GREY, ORANGE, figure
+from sparsona.drawing import BLUE, GREY, ORANGE, figure, round_axis
 from sparsona.methods.perfedmask import PerFedMask
 from sparsona.solvers.masks import Problem, Solution
 
@@ -83,15 +83,17 @@ def mask_picture(found: Solution, names: Sequence[str], path: Path) -> None:
         labels = [f"{name}  {size:,}" for name, size in zip(names, found.problem.sizes, strict=True)]
         top.set_yticks(np.arange(layers), labels, fontsize=7)
         top.grid(visible=False)
-        gap = "proven to be least" if found.proven else f"at most {100 * found.gap:.1f} % above the least"
+        top.hlines(np.arange(0.5, layers - 1), -0.5, devices - 0.5, color="white", linewidth=1)
+        gap = "the least there is" if found.proven else f"at most {100 * found.gap:.1f} % above the least"
         top.set_title(
-            f"layers trained (blue) by {devices} devices: bias {found.bias / body:.3f}, slack "
-            f"{sum(found.slack) / body:.3f} of the body\n{gap}"
+            f"Layers trained (blue) by {devices} devices\n"
+            f"bias {found.bias / body:.3f}, slack {sum(found.slack) / body:.3f} of the body: {gap}"
         )
         at = np.arange(devices)
         below.bar(at, np.array(found.trained) / body, width=1.0, color=BLUE)
         below.step(at, np.array(found.problem.budgets) / body, where="mid", color=ORANGE, linewidth=1.2)
         below.set(xlabel="device", ylabel="share of the body", ylim=(0, 1.05), xlim=(-0.5, devices - 0.5))
+        round_axis(below)
         below.text(0.01, 0.9, "trained (bars), budget (line)", transform=below.transAxes, fontsize=7, color=GREY)
 
 
