@@ -71,16 +71,22 @@ def changed(key: str, value: Any) -> dict[str, Any]:
         ("fleet.per_round", "all", 'fleet.per_round = "all": must be a whole number, at least 1'),
         ("fleet.per_round", 21, "fleet.per_round = 21: must be at most data.clients = 20"),
         ("evaluate.target", 0, "evaluate.target = 0: must be a number, above 0 and at most 1"),
-        ("evaluate.points", [], 'evaluate: points = [] must name "before", "after", "shared", each at most once'),
+        (
+            "evaluate.points",
+            [],
+            'evaluate: points = [] must name "before", "after", "shared", "finished", each at most once',
+        ),
         (
             "evaluate.points",
             ["after", "after"],
-            'evaluate: points = ["after", "after"] must name "before", "after", "shared", each at most once',
+            'evaluate: points = ["after", "after"] must name "before", "after", "shared", "finished", '
+            "each at most once",
         ),
         (
             "evaluate.points",
             ["befor"],
-            'evaluate.points[0] = "befor": must be one of "before", "after", "shared"; did you mean "before"?',
+            'evaluate.points[0] = "befor": must be one of "before", "after", "shared", "finished"; '
+            'did you mean "before"?',
         ),
         ("engine.name", "gpu", 'engine.name = "gpu": must be one of "local", "pool"'),
         (

@@ -188,7 +188,16 @@ def test_killed_in_the_middle_of_writing_checkpoints(tmp_path):
 
 @pytest.mark.parametrize(
     ("method", "every"),
-    [("local", 1), ("local", 3), ("fedspa", 3), ("dadpfl", 3), ("fedpse", 3), ("fedstc", 3), ("fedscr", 3)],
+    [
+        ("local", 1),
+        ("local", 3),
+        ("fedspa", 3),
+        ("dadpfl", 3),
+        ("fedpse", 3),
+        ("fedstc", 3),
+        ("fedscr", 3),
+        ("perfedmask+splitmix", 3),
+    ],
 )
 def test_interrupted_and_resumed(method, every, tmp_path):
     """Ctrl-C in round 5 saves all whole rounds, whatever the distance of checkpoints."""

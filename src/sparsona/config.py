@@ -38,6 +38,7 @@ class ModelConfig:
     """Which network the clients train."""
 
     name: str  # one of `sparsona models`, or "package.module:Class"
+    width: PositiveShare = 1.0  # share of its channels and hidden units, of models that can be narrower
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +53,15 @@ class EvaluateConfig:
     """When and how the personal models are tested."""
 
     every: Count = 1  # rounds between two evaluations; the last round is always evaluated
-    points: tuple[Literal["before", "after", "shared"], ...] = ("before",)  # local training; or the server's one model
+    points: tuple[Literal["before", "after", "shared", "finished"], ...] = ("before",)  # when, or which model, to test
     batch: Count = 128  # samples at a time
     target: PositiveShare | None = None  # mean accuracy whose cost is reported
 
     def __post_init__(self) -> None:
         if not self.points or len(set(self.points)) < len(self.points):
             given = shown(list(self.points))
-            raise ValueError(f'points = {given} must name "before", "after", "shared", each at most once')
+            names = '"before", "after", "shared", "finished"'
+            raise ValueError(f"points = {given} must name {names}, each at most once")
 
 
 @dataclass(frozen=True, kw_only=True)

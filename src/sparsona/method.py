@@ -76,6 +76,25 @@ class SharedModel(Protocol):
 
 
 @runtime_checkable
+class Composed(Protocol):
+    """A method whose shared model is not a vector of the task's model, but of several, say."""
+
+    def opened(self, shared: Vector, ctx: Ctx) -> Model:
+        """What the shared vector predicts with."""
+
+
+@runtime_checkable
+class Finishing(SharedModel, Protocol):
+    """A method whose devices each make a model of their own from the best shared one, once, when all rounds are over.
+
+    The best is that of the round with the highest mean accuracy on validation samples, the latest without any.
+    """
+
+    def finish(self, theta: Vector, data: LocalData, ctx: Ctx) -> Model:
+        """The device's own model; the context's round is that of the shared one."""
+
+
+@runtime_checkable
 class PeerMethod(Method, Protocol):
     """A method without a server: clients read each other's messages.
 
@@ -125,7 +144,9 @@ class Remarking(Protocol):
 __all__ = [
     "Choosy",
     "Client",
+    "Composed",
     "Ctx",
+    "Finishing",
     "Inbox",
     "Layout",
     "LocalData",

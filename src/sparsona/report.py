@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-POINTS = {"before": "before local training", "after": "after local training", "shared": "of the shared model"}
+POINTS = {
+    "before": "before local training",
+    "after": "after local training",
+    "shared": "of the shared model",
+    "finished": "of the models tuned at the end",
+}
 
 
 # -- the table -------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ TABLE = "table.json"  # beside plan.json: which cell each run is for
 
 # -- the file --------------------------------------------------------------------------------------------------------
 
-Point = Literal["before", "after", "shared"]
+Point = Literal["before", "after", "shared", "finished"]
 Figure = float | Literal["-"]  # what is printed in a cell, if anything is
 
 

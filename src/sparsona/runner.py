@@ -33,7 +33,7 @@ from sparsona.engines.rounds import Ballots, Engine, Round, peers, star
 from sparsona.engines.store import Checkpoint, Store
 from sparsona.engines.values import dumps, loads, split, types_of
 from sparsona.evaluate import metrics
-from sparsona.method import Inbox, PeerMethod, Server, SharedModel, StarMethod
+from sparsona.method import Finishing, Inbox, PeerMethod, Server, SharedModel, StarMethod
 from sparsona.models import build as build_model
 from sparsona.results import Journal, Run, RunError, summarise, write
 
@@ -56,7 +56,7 @@ def prepare(recipe: Recipe, data_dir: Path | None = None) -> tuple[Device, Fleet
     fleet = build(recipe.data, recipe.seed, data_dir)
     with Rng(recipe.seed, "init").everywhere():
         data = fleet.dataset
-        model = build_model(recipe.model.name, data.classes, data.shape, data.vocabulary or None)
+        model = build_model(recipe.model.name, data.classes, data.shape, data.vocabulary or None, recipe.model.width)
     task, theta0 = Task.of(model, fleet.local(0).train.at(torch.tensor([0]))[0])
     device = Device(
         recipe.method, task, theta0, fleet.local, fleet.test, recipe.seed, recipe.rounds, recipe.evaluate.batch
@@ -69,6 +69,9 @@ def verify(recipe: Recipe, device: Device, fleet: Fleet) -> None:
     if "shared" in recipe.evaluate.points and not isinstance(recipe.method, SharedModel):
         name = tables(recipe)["method"]["name"]
         raise RecipeError(f'evaluate.points: "shared" needs a method whose server holds one model; {name} has none')
+    if "finished" in recipe.evaluate.points and not isinstance(recipe.method, Finishing):
+        name = tables(recipe)["method"]["name"]
+        raise RecipeError(f'evaluate.points: "finished" needs a method that tunes models at the end; {name} does not')
     try:
         if isinstance(recipe.method, StarMethod):
             recipe.method.start(fleet.clients, device.ctx(0, "start"))
@@ -186,6 +189,7 @@ class _Loop:
     ballots: Ballots = field(default_factory=dict)  # what everybody told everybody
     journals: dict[str, Journal] = field(default_factory=dict)
     apart: dict[str, Tensor] = field(default_factory=dict)  # parts of the server's value as they were last written
+    best: tuple[int, float, Tensor] | None = None  # round, validation accuracy and shared model, if it is finished
 
     def go(self) -> dict[str, Any]:
         """Run to the end and give the summary."""
@@ -227,6 +231,8 @@ class _Loop:
         self.ballots = {int(t): {int(k): bool(v) for k, v in votes.items()} for t, votes in ballots.items()}
         server = loads(checkpoint.server, types_of(method), lambda name: loads(store.part(name), {}))
         self.apart = split(server)[1]
+        if (kept := checkpoint.progress.get("best")) is not None:
+            self.best = kept[0], kept[1], loads(store.part("best"), {})
         return server, checkpoint.rounds_done
 
     def _round(self, store: Store, server: Server, t: int) -> Server:
@@ -249,6 +255,10 @@ class _Loop:
         self.latest |= done.scores
         scores = self._evaluate(store, server, t) if self._due(t) else {}
         scores["after"] = done.scores
+        if "finished" in recipe.evaluate.points:
+            scores["validation"] = self._validate(store, server, t)
+            if t + 1 == recipe.rounds:
+                scores["finished"] = {r.k: r.score for r in self.engine.map(self._finishes()) if r.score}
         row = self._record(done, scores)
         kept, apart = split(server)
         for name, tensor in apart.items():
@@ -264,6 +274,27 @@ class _Loop:
         if self.listen is not None:
             self.listen(Progress(t + 1, recipe.rounds, row, seconds))
         return server
+
+    def _validate(self, store: Store, server: Server, t: int) -> dict[int, Score]:
+        """Every client's validation samples with the shared model, which is kept if none was better."""
+        assert isinstance(self.device.method, Finishing)
+        theta = self.device.method.shared(server)
+        message = Message(theta=Values(theta))
+        jobs = (Job("validate", t, k, None, {"server": message}) for k in range(self.fleet.clients))
+        scores = {r.k: r.score for r in self.engine.map(jobs) if r.score}
+        accuracy = metrics(scores).get("accuracy", 0.0)
+        if self.best is None or accuracy > self.best[1] or not any(s.samples for s in scores.values()):
+            self.best = t, accuracy, theta
+            store.put_part("best", dumps(theta))
+        return scores
+
+    def _finishes(self, model: bool = False) -> Iterator[Job]:
+        assert self.best is not None
+        t, _, theta = self.best
+        message = Message(theta=Values(theta))
+        wants: Wants = ("model",) if model else ()
+        for k in range(self.fleet.clients):
+            yield Job("finish", t, k, None, {"server": message}, wants)
 
     def _post(self, store: Store) -> None:
         """Let everybody join a fleet without a server and say what it begins with."""
@@ -314,7 +345,7 @@ class _Loop:
             row["notes"] = {name: _mean(done.notes, name) for name in next(iter(done.notes.values()))}
         if done.clock:
             row["clock"] = _clock(done.clock)
-        for point in ("before", "shared"):
+        for point in ("before", "shared", "validation", "finished"):
             if scores.get(point):
                 row[point] = metrics(scores[point])
         if self.latest and self._due(done.t):
@@ -330,6 +361,7 @@ class _Loop:
         return {
             "sizes": {name: journal.size for name, journal in self.journals.items() if name != "timing"},
             "latest": {str(k): [s.correct, s.samples, s.loss] for k, s in sorted(self.latest.items())},
+            "best": None if self.best is None else self.best[:2],
             "ballots": self.ballots,
         }
 
@@ -361,7 +393,9 @@ class _Loop:
 
     def _models(self, store: Store, server: Server, path: Path) -> None:
         path.mkdir(exist_ok=True)
-        for result in self.engine.map(self._tests(store, server, self.recipe.rounds - 1, model=True)):
+        finished = "finished" in self.recipe.evaluate.points
+        jobs = self._finishes(True) if finished else self._tests(store, server, self.recipe.rounds - 1, model=True)
+        for result in self.engine.map(jobs):
             message: Message | None = result.message
             if message is not None:
                 tensors = self.device.task.layout.unflatten(message["model"].values)

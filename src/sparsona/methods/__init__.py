@@ -10,14 +10,21 @@ from sparsona.methods.dispfl import DisPFL
 from sparsona.methods.ditto import Ditto
 from sparsona.methods.fedavg import FedAvg
 from sparsona.methods.fedavg_ft import FedAvgFT
+from sparsona.methods.fedbabu import FedBABU
 from sparsona.methods.feddst import FedDST
+from sparsona.methods.fednova import FedNova
 from sparsona.methods.fedprox import FedProx
 from sparsona.methods.fedpse import FedPSE
 from sparsona.methods.fedscr import FedSCR
 from sparsona.methods.fedspa import FedSpa
 from sparsona.methods.fedstc import FedSTC
 from sparsona.methods.gossipfl import GossipFL
+from sparsona.methods.heterofl import HeteroFL
 from sparsona.methods.local import Local
+from sparsona.methods.perfedmask import PerFedMask
+from sparsona.methods.perfedmask_heterofl import PerFedMaskHeteroFL
+from sparsona.methods.perfedmask_splitmix import PerFedMaskSplitMix
+from sparsona.methods.splitmix import SplitMix
 from sparsona.methods.subfedavg import SubFedAvg
 from sparsona.methods.subsampling import Subsampling
 
@@ -30,14 +37,21 @@ METHODS: dict[str, Any] = {
     "ditto": Ditto,
     "fedavg": FedAvg,
     "fedavg_ft": FedAvgFT,
+    "fedbabu": FedBABU,
     "feddst": FedDST,
+    "fednova": FedNova,
     "fedprox": FedProx,
     "fedpse": FedPSE,
     "fedscr": FedSCR,
     "fedspa": FedSpa,
     "fedstc": FedSTC,
     "gossipfl": GossipFL,
+    "heterofl": HeteroFL,
     "local": Local,
+    "perfedmask": PerFedMask,
+    "perfedmask+heterofl": PerFedMaskHeteroFL,
+    "perfedmask+splitmix": PerFedMaskSplitMix,
+    "splitmix": SplitMix,
     "subfedavg": SubFedAvg,
     "subsampling": Subsampling,
 }
