@@ -4,6 +4,7 @@ from typing import Any
 
 from sparsona.config import Recipe, check
 
+OWN: dict[str, dict[str, Any]] = {"subfedavg": {"accuracy": 0.1}, "pfedgate": {"momentum": 0.9, "lr": 0.3}}
 SUITS: dict[str, dict[str, Any]] = {"beer": {"fixed": True, "max_wait": 0}}
 
 
@@ -24,7 +25,7 @@ def recipe(
         "seed": 7,
         "data": {"source": "digits", "clients": 6, "alpha": 0.5, "sample_share": 0.3},
         "model": {"name": "digits-mlp"},
-        "method": {"name": name, "lr": 0.1, "batch": 16} | ({"accuracy": 0.1} if name == "subfedavg" else {}),
+        "method": {"name": name, "lr": 0.1, "batch": 16} | OWN.get(name, {}),
         "fleet": {"per_round": 3},
         "topology": {"neighbours": 2, "max_wait": 1, "fixed": False} | SUITS.get(name, {}),  # without a server
         "evaluate": {"points": ["before", "after"]},

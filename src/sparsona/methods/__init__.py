@@ -18,6 +18,7 @@ from sparsona.methods.fedspa import FedSpa
 from sparsona.methods.fedstc import FedSTC
 from sparsona.methods.gossipfl import GossipFL
 from sparsona.methods.local import Local
+from sparsona.methods.pfedgate import PFedGate
 from sparsona.methods.subfedavg import SubFedAvg
 from sparsona.methods.subsampling import Subsampling
 
@@ -38,6 +39,7 @@ METHODS: dict[str, Any] = {
     "fedstc": FedSTC,
     "gossipfl": GossipFL,
     "local": Local,
+    "pfedgate": PFedGate,
     "subfedavg": SubFedAvg,
     "subsampling": Subsampling,
 }
