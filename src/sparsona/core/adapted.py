@@ -127,7 +127,7 @@ class Compact:
             inputs = rows
 
         def gather(found: Gradients) -> Vector:
-            out = torch.zeros(self.blocks.layout.dim)
+            out = self.task.grads.zero_()
             for (slot, rows, columns), gradient in zip(whence, found, strict=True):
                 if gradient is None:
                     continue

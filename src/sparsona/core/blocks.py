@@ -57,6 +57,14 @@ class Blocks:
         layers = {s.layer for s in self.layout.slots if s.kind == "weight" and len(s.shape) == 2}
         return torch.tensor([s.layer in layers for s in self.layout.slots])[(self.counts > 0).int().argmax(1)]
 
+    @cached_property
+    def layers(self) -> list[Mask]:
+        """For each layer [L] which blocks begin in it."""
+        names = list(dict.fromkeys(s.layer for s in self.layout.slots))
+        of_tensor = torch.tensor([names.index(s.layer) for s in self.layout.slots])
+        layer = of_tensor[(self.counts > 0).int().argmax(1)]
+        return [layer == i for i in range(len(names))]
+
     def spread(self, chosen: Mask, dim: int | None = None) -> Mask:
         """Flags of blocks as a mask over entries [params], or [dim] with buffers, which are always in it."""
         more = 0 if dim is None else dim - self.layout.dim

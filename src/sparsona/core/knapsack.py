@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ from sparsona.core.layout import Mask
 
 Whole = NDArray[np.int64]
 Selector = Callable[[Whole, Whole, int], NDArray[np.bool_]]  # values and sizes [n], capacity: which to take [n]
-Budget = Literal["reference", "exact"]
+Budget = Literal["reference", "exact", "layers"]
 
 
 def greedy_value(values: Whole, sizes: Whole, capacity: int) -> NDArray[np.bool_]:
@@ -63,24 +64,38 @@ def select(
     """The blocks kept [L]: first ones always, of the others those that the selector takes; at most keep of all entries.
 
     Values are round(10 importance). The reference budget is (keep - least) of what is not in first blocks, in linear
-    layers and in all others apart; the exact one is all that the first blocks leave, at once.
+    layers and in all others apart; the exact one is all that the first blocks leave, at once; that of layers is keep of
+    each layer, less its first blocks.
     """
     if keep == 1:
         return torch.ones(len(blocks), dtype=torch.bool)
-    free = ~blocks.first
-    entries = blocks.sizes.numpy()
-    left = room(blocks, keep)
     values = (10 * importance.detach().double()).round().to(torch.int64).numpy()
-    chosen = blocks.first.clone()
-    groups = (free,) if budget == "exact" else (free & blocks.linear, free & ~blocks.linear)
-    for group in groups:
-        where = np.flatnonzero(group.numpy())
-        own = left if budget == "exact" else min(left, round((keep - least) * int(entries[where].sum())))
-        taken = where[selector(values[where], entries[where], own)]
-        left -= int(entries[taken].sum())
-        chosen[torch.from_numpy(taken)] = True
+    chosen = blocks.first.numpy().copy()
+    left, groups = _groups(blocks, keep, least, budget)
+    for where, sizes, capacity in groups:
+        taken = selector(values[where], sizes, min(left, capacity))
+        left -= int(sizes[taken].sum())
+        chosen[where[taken]] = True
     assert left >= 0, "the selector took more than there is room for"
-    return chosen
+    return torch.from_numpy(chosen)
+
+
+@lru_cache(maxsize=32)
+def _groups(blocks: Blocks, keep: float, least: float, budget: Budget) -> tuple[int, list[tuple[Whole, Whole, int]]]:
+    """What may be kept beside the first blocks; by group the blocks to choose from, their sizes and the capacity."""
+    left, sizes, first = room(blocks, keep), blocks.sizes.numpy(), blocks.first.numpy()
+    whole, linear = np.ones(len(blocks), dtype=np.bool_), blocks.linear.numpy()
+    groups = {"exact": [whole], "reference": [linear, ~linear], "layers": [own.numpy() for own in blocks.layers]}
+    found = []
+    for group in groups[budget]:
+        where, total = np.flatnonzero(group & ~first), int(sizes[group].sum())
+        capacity = left
+        if budget == "reference":
+            capacity = round((keep - least) * int(sizes[where].sum()))
+        elif budget == "layers":
+            capacity = max(0, int(keep * total + 1e-6) - int(sizes[group & first].sum()))
+        found.append((where, sizes[where], capacity))
+    return left, found
 
 
 def room(blocks: Blocks, keep: float) -> int:

@@ -53,7 +53,7 @@ class PFedGate(Training):
     blocks: Count = 5  # B, blocks per tensor (rows: per layer), at most one per entry
     split: str = "flat"  # flat, even, rows, channels, or a splitter of your own as package.module:function
     selector: str = "greedy_value"  # greedy_value, greedy_ratio, exact, or your own as package.module:function
-    budget: Literal["reference", "exact"] = "reference"  # what the knapsack holds: as the paper's code has it, or all
+    budget: Literal["reference", "exact", "layers"] = "reference"  # as the paper's code, all that is left, or per layer
     lr_gate: Positive = 0.1  # learning rate of the gate, of the first round
     velocity: Literal["client", "round"] = "client"  # momentum of model and gate: the client keeps it, or begins anew
     adapt: Literal["batch", "client"] = "batch"  # the gate sees each batch, or the mean of all training inputs
@@ -101,7 +101,7 @@ class PFedGate(Training):
         gated, lr = self.gated(client.keep, ctx, data), lr_at(self, ctx.t, ctx.rounds)
         gated.load(inbox["server"]["theta"].values, client.gate, train=True)
         how = {"momentum": self.momentum, "weight_decay": self.weight_decay, "clip": self.clip}
-        kept = self.velocity == "client"
+        kept, moves = self.velocity == "client", self.momentum > 0 or self.weight_decay > 0  # without gradient, too
         model = Sgd(gated.task.flat[: ctx.layout.params], **how, velocity=client.model_velocity if kept else None)
         gate = Sgd(gated.gate.flat[: gated.gate.layout.params], **how, velocity=client.gate_velocity if kept else None)
         sent, shares = torch.zeros(len(gated.blocks), dtype=torch.bool), list[float]()
@@ -111,7 +111,7 @@ class PFedGate(Training):
                 if len(batch[1]) < 2:
                     continue  # one sample has no batch statistics
                 of_model, of_gate, chosen = gated.gradients(batch)  # line 6
-                model.step(of_model, lr, gated.blocks.spread(chosen))
+                model.step(of_model, lr, gated.blocks.spread(chosen) if moves else None)
                 gate.step(of_gate, lr * self.lr_gate / self.lr)  # line 7
                 sent |= chosen
                 shares.append(gated.blocks.share(chosen))
