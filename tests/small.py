@@ -4,7 +4,11 @@ from typing import Any
 
 from sparsona.config import Recipe, check
 
-OWN: dict[str, dict[str, Any]] = {"subfedavg": {"accuracy": 0.1}, "pfedgate": {"momentum": 0.9, "lr": 0.3}}
+OWN: dict[str, dict[str, Any]] = {
+    "subfedavg": {"accuracy": 0.1},
+    "pfedgate": {"momentum": 0.9, "lr": 0.3},
+    "lgfedavg": {"share": "head"},
+}
 SUITS: dict[str, dict[str, Any]] = {"beer": {"fixed": True, "max_wait": 0}}
 
 

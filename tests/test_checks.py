@@ -32,6 +32,11 @@ def fedpse() -> list[Line]:
     return list(CHECKS["fedpse"]())
 
 
+@pytest.fixture(scope="module")
+def pfedgate() -> list[Line]:
+    return list(CHECKS["pfedgate"]())
+
+
 def call(*arguments: str) -> Result:
     done = CliRunner().invoke(cli.app, ["check", *arguments])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
@@ -85,6 +90,15 @@ def test_every_line_of_fedpse_is_as_expected(fedpse: list[Line]) -> None:
         *("0.9017", "10.68", "9.43"),
     ]
     assert [(x.printed, x.within <= 0.0501 * 2041) for x in fedpse if x.within] == [("2,041", True)]
+
+
+def test_every_line_of_pfedgate_is_as_expected(pfedgate: list[Line]) -> None:
+    assert [x for x in pfedgate if x.failed] == []
+    assert [x for x in pfedgate if x.stated and x.agrees] == []
+    assert [x for x in pfedgate if x.within and not x.note] == []
+    assert len(pfedgate) == len({(x.section, x.what, x.source) for x in pfedgate}) == 54
+    assert [x.printed for x in pfedgate if not x.agrees] == ["2,171,786"]  # the count of ten classes, for 62
+    assert all(x.within <= 0.01 for x in pfedgate)
 
 
 def test_tolerances_are_tight(fedspa: list[Line]) -> None:

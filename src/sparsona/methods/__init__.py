@@ -11,14 +11,20 @@ from sparsona.methods.ditto import Ditto
 from sparsona.methods.fedavg import FedAvg
 from sparsona.methods.fedavg_ft import FedAvgFT
 from sparsona.methods.feddst import FedDST
+from sparsona.methods.fedem import FedEM
 from sparsona.methods.fedprox import FedProx
 from sparsona.methods.fedpse import FedPSE
+from sparsona.methods.fedrep import FedRep
 from sparsona.methods.fedscr import FedSCR
 from sparsona.methods.fedspa import FedSpa
 from sparsona.methods.fedstc import FedSTC
 from sparsona.methods.gossipfl import GossipFL
+from sparsona.methods.heterofl import HeteroFL
+from sparsona.methods.lgfedavg import LGFedAvg
 from sparsona.methods.local import Local
+from sparsona.methods.perfedavg import PerFedAvg
 from sparsona.methods.pfedgate import PFedGate
+from sparsona.methods.pfedme import PFedMe
 from sparsona.methods.subfedavg import SubFedAvg
 from sparsona.methods.subsampling import Subsampling
 
@@ -32,14 +38,20 @@ METHODS: dict[str, Any] = {
     "fedavg": FedAvg,
     "fedavg_ft": FedAvgFT,
     "feddst": FedDST,
+    "fedem": FedEM,
     "fedprox": FedProx,
     "fedpse": FedPSE,
+    "fedrep": FedRep,
     "fedscr": FedSCR,
     "fedspa": FedSpa,
     "fedstc": FedSTC,
     "gossipfl": GossipFL,
+    "heterofl": HeteroFL,
+    "lgfedavg": LGFedAvg,
     "local": Local,
+    "perfedavg": PerFedAvg,
     "pfedgate": PFedGate,
+    "pfedme": PFedMe,
     "subfedavg": SubFedAvg,
     "subsampling": Subsampling,
 }
