@@ -1,7 +1,8 @@
 """Run all benchmarks and rewrite docs/benchmarks.md: ``SPARSONA_DATA=DIR python benchmarks/all.py``, or ``make bench``.
 
-Exits 1 if a figure falls short or a benchmark fails. Without Fashion-MNIST or Flower it measures what it can and
-leaves the page alone.
+With names, as in ``all.py fedspa.py``, only those are measured, and the rows of the others stay as they are. Exits 1 if
+a figure falls short or a benchmark fails. Without Fashion-MNIST or Flower it measures what it can and leaves the page
+alone.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ NO_DATA = "not measured (needs Fashion-MNIST: set SPARSONA_DATA)"
 NO_FLOWER = "not measured (needs Flower: `make bench` installs it)"
 FAILED = "failed"
 
+SCRIPTS = ("wire.py", "memory.py", "throughput.py", "fedspa.py", "fedpse.py")
 ON_DATA = {  # what a benchmark leaves out without Fashion-MNIST
     "memory.py": (
         "memory: 2,000 clients with a personal LeNet each, peak of all processes and state on disk",
@@ -112,10 +114,16 @@ def has_flower() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("flwr", "ray"))
 
 
-def collect() -> tuple[list[str], bool]:
+def collect(only: list[str]) -> tuple[list[str], bool]:
     """The rows of the table, and whether all is well."""
     rows, well, data = [], True, has_data()
-    for script in ("wire.py", "memory.py", "throughput.py", "fedspa.py", "fedpse.py"):
+    if unknown := set(only) - set(SCRIPTS):
+        sys.exit(f"{', '.join(sorted(unknown))}: no such benchmark; allowed: {', '.join(SCRIPTS)}")
+    for script in SCRIPTS:
+        if only and script not in only:
+            told = PAGE.read_text(encoding="utf-8").splitlines()
+            rows += [line for line in told if line.startswith(f"| {Path(script).stem}: ")]
+            continue
         figures: list[Figure] | None = []
         if data or script != "throughput.py":
             figures = measure(script)
@@ -178,7 +186,8 @@ def page(rows: list[str]) -> str:
     return f"""\
 # Benchmarks
 
-Written by `make bench` on {datetime.now(UTC):%Y-%m-%d}; do not edit by hand.
+Written by `make bench`, last on {datetime.now(UTC):%Y-%m-%d}; do not edit by hand.
+Rows of single benchmarks may be newer than the others: `python benchmarks/all.py NAME.py` measures those alone.
 
 {table}
 
@@ -202,7 +211,7 @@ def replace(path: Path, text: str) -> None:
 
 
 if __name__ == "__main__":
-    rows, well = collect()
+    rows, well = collect(sys.argv[1:])
     if any(NO_DATA in r or NO_FLOWER in r for r in rows):
         say(f"{PAGE.relative_to(HERE.parent)} is left as it was, because not everything could be measured")
         sys.exit(1)

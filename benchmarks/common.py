@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
+import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
+
+from sparsona.config import Recipe
+from sparsona.runner import Progress, run
 
 
 @dataclass(frozen=True)
@@ -41,3 +48,29 @@ def main(figures: Callable[[], Iterator[Figure]]) -> None:
     if "--json" in sys.argv:
         print(json.dumps([asdict(f) | {"holds": f.holds} for f in done], indent=1))
     sys.exit(0 if all(f.holds for f in done) else 1)
+
+
+def round_ratio(ours: str, recipe: Callable[[str], Recipe]) -> float:
+    """Seconds of a method's round over the FedAvg round next to it, which take turns: the median over the rounds."""
+    times: dict[str, list[float]] = {ours: [], "fedavg": []}
+    turns = {method: threading.Semaphore(0) for method in times}
+
+    def go(method: str, other: str) -> None:
+        def listen(progress: Progress) -> None:
+            times[method].append(progress.seconds)
+            turns[other].release()
+            turns[method].acquire()
+
+        turns[method].acquire()
+        with tempfile.TemporaryDirectory() as folder:
+            run(recipe(method), Path(folder) / "run", listen=listen)
+        turns[other].release()
+
+    both = [threading.Thread(target=go, args=pair) for pair in ((ours, "fedavg"), ("fedavg", ours))]
+    for thread in both:
+        thread.start()
+    turns[ours].release()
+    for thread in both:
+        thread.join()
+    pairs = list(zip(times[ours], times["fedavg"], strict=True))[1:-1]  # without warming up and evaluation
+    return statistics.median(our / their for our, their in pairs)

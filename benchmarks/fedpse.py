@@ -5,18 +5,14 @@ SPARSONA_DATA=DIR python benchmarks/fedpse.py
 
 from __future__ import annotations
 
-import statistics
 import sys
-import tempfile
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from common import Figure, main
+from common import Figure, main, round_ratio
 from sparsona.config import check
 from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData, Samples
@@ -28,7 +24,6 @@ from sparsona.methods.fedpse import FedPSE
 from sparsona.methods.fedscr import FedSCR
 from sparsona.methods.fedstc import FedSTC
 from sparsona.models import build
-from sparsona.runner import Progress, run
 
 
 def recipe(method: str, rounds: int) -> Any:
@@ -52,32 +47,6 @@ def recipe(method: str, rounds: int) -> Any:
             "results": {"figures": False},
         }
     )
-
-
-def round_ratio(ours: str, rounds: int) -> float:
-    """Seconds of a method's round over the FedAvg round next to it, which take turns: the median over the rounds."""
-    times: dict[str, list[float]] = {ours: [], "fedavg": []}
-    turns = {method: threading.Semaphore(0) for method in times}
-
-    def go(method: str, other: str) -> None:
-        def listen(progress: Progress) -> None:
-            times[method].append(progress.seconds)
-            turns[other].release()
-            turns[method].acquire()
-
-        turns[method].acquire()
-        with tempfile.TemporaryDirectory() as folder:
-            run(recipe(method, rounds), Path(folder) / "run", listen=listen)
-        turns[other].release()
-
-    both = [threading.Thread(target=go, args=pair) for pair in ((ours, "fedavg"), ("fedavg", ours))]
-    for thread in both:
-        thread.start()
-    turns[ours].release()
-    for thread in both:
-        thread.join()
-    pairs = list(zip(times[ours], times["fedavg"], strict=True))[1:-1]  # without warming up and evaluation
-    return statistics.median(pse / avg for pse, avg in pairs)
 
 
 def wire_bytes(method: Any, rounds: int = 4, clients: int = 3) -> int:
@@ -112,7 +81,8 @@ def figures() -> Iterator[Figure]:
     except DataError as error:
         print(f"rounds: not measured: {error}", file=sys.stderr)
         return
-    yield Figure("fedpse: a round over FedAvg's, convnet2, 10 clients", round_ratio("fedpse", 22), "x", 1.15, "lower")
+    ratio = round_ratio("fedpse", lambda method: recipe(method, 22))
+    yield Figure("fedpse: a round over FedAvg's, convnet2, 10 clients", ratio, "x", 1.15, "lower")
 
 
 if __name__ == "__main__":

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import statistics
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from common import Figure, main
+from common import Figure, main, round_ratio
 from sparsona.config import check
 from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData, Samples
@@ -29,7 +26,6 @@ from sparsona.data import DataError, load
 from sparsona.methods.fedavg import FedAvg
 from sparsona.methods.fedspa import FedSpa
 from sparsona.models import build
-from sparsona.runner import Progress, run
 
 HOW: dict[str, Any] = {"epochs": 5, "batch": 128, "lr": 0.1, "weight_decay": 5e-4, "clip": 10.0}
 
@@ -79,32 +75,6 @@ def recipe(model: str, method: str, rounds: int) -> Any:
     )
 
 
-def round_ratio(model: str, rounds: int) -> float:
-    """Seconds of a round of FedSpa over the FedAvg round next to it, which take turns: the median over the rounds."""
-    times: dict[str, list[float]] = {"fedspa": [], "fedavg": []}
-    turns = {method: threading.Semaphore(0) for method in times}
-
-    def go(method: str, other: str) -> None:
-        def listen(progress: Progress) -> None:
-            times[method].append(progress.seconds)
-            turns[other].release()
-            turns[method].acquire()
-
-        turns[method].acquire()
-        with tempfile.TemporaryDirectory() as folder:
-            run(recipe(model, method, rounds), Path(folder) / "run", listen=listen)
-        turns[other].release()
-
-    both = [threading.Thread(target=go, args=pair) for pair in (("fedspa", "fedavg"), ("fedavg", "fedspa"))]
-    for thread in both:
-        thread.start()
-    turns["fedspa"].release()
-    for thread in both:
-        thread.join()
-    pairs = list(zip(times["fedspa"], times["fedavg"], strict=True))[1:-1]  # without warming up and evaluation
-    return statistics.median(spa / avg for spa, avg in pairs)
-
-
 def wire_ratio(rounds: int = 9) -> float:
     """FedSpa's bytes over FedAvg's on ResNet18 at density 1/2: one client that trains a little, a whole cosine long."""
     torch.set_num_threads(1)
@@ -139,7 +109,8 @@ def figures() -> Iterator[Figure]:
         print(f"rounds: not measured: {error}", file=sys.stderr)
         return
     for name, rounds in (("lenet5", 22), ("lenet", 42)):
-        yield Figure(f"fedspa: a round over FedAvg's, {name}", round_ratio(name, rounds), "x", 1.10, "lower")
+        ratio = round_ratio("fedspa", lambda method, name=name, rounds=rounds: recipe(name, method, rounds))
+        yield Figure(f"fedspa: a round over FedAvg's, {name}", ratio, "x", 1.10, "lower")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
 """The command line as tests call it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
 from sparsona import cli
+from sparsona.config import METHODS
 
 
 def call(*arguments: str) -> Result:
@@ -46,3 +50,18 @@ def enter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.delenv("SPARSONA_DATA", raising=False)
     monkeypatch.setenv("COLUMNS", "140")
+
+
+@contextmanager
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ditto is stopped by Ctrl-C in its second round."""
+    real = METHODS["ditto"].merge
+
+    def merge(self: Any, server: Any, inbox: Any, ctx: Any) -> Any:
+        if ctx.t == 1:
+            raise KeyboardInterrupt
+        return real(self, server, inbox, ctx)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(METHODS["ditto"], "merge", merge)
+        yield

@@ -1,15 +1,22 @@
 """A tiny recipe that every test of whole runs shares."""
 
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from sparsona.config import Recipe, check
+from sparsona.core.wire import Message
+from sparsona.engines.device import Device, Job, Result
+from sparsona.engines.local import Local
 
-OWN: dict[str, dict[str, Any]] = {
-    "subfedavg": {"accuracy": 0.1},
-    "pfedgate": {"momentum": 0.9, "lr": 0.3},
-    "lgfedavg": {"share": "head"},
+SUITS: dict[str, dict[str, dict[str, Any]]] = {  # by method: what it needs, or what makes so few rounds show all of it
+    "beer": {"topology": {"name": "mutual", "fixed": True, "max_wait": 0}},
+    "dfedavgm": {"topology": {"max_wait": 0}},
+    "dadpfl": {"method": {"threshold": 10.0}},  # all vote yes in round 2, and prune from round 3 on
+    "lgfedavg": {"method": {"share": "head"}},
+    "pfedgate": {"method": {"momentum": 0.9, "lr": 0.3}},
+    "subfedavg": {"method": {"accuracy": 0.1}},
 }
-SUITS: dict[str, dict[str, Any]] = {"beer": {"fixed": True, "max_wait": 0}}
 
 
 def recipe(
@@ -29,13 +36,26 @@ def recipe(
         "seed": 7,
         "data": {"source": "digits", "clients": 6, "alpha": 0.5, "sample_share": 0.3},
         "model": {"name": "digits-mlp"},
-        "method": {"name": name, "lr": 0.1, "batch": 16} | OWN.get(name, {}),
+        "method": {"name": name, "lr": 0.1, "batch": 16},
         "fleet": {"per_round": 3},
-        "topology": {"neighbours": 2, "max_wait": 1, "fixed": False} | SUITS.get(name, {}),  # without a server
+        "topology": {"neighbours": 2, "max_wait": 1, "fixed": False},  # without a server
         "evaluate": {"points": ["before", "after"]},
         "engine": {"name": engine, "workers": workers, "checkpoint_every": checkpoint_every},
         "results": {"figures": False},
     }
-    for key, value in more.items():
+    for key, value in [*SUITS.get(name, {}).items(), *more.items()]:
         raw[key] = raw[key] | value if isinstance(value, dict) and isinstance(raw.get(key), dict) else value
     return check(raw)
+
+
+class Meddler(Local):
+    """An engine whose client 3 sends something else than it should."""
+
+    def __init__(self, device: Device, change: Callable[[Message], Message]) -> None:
+        super().__init__(device)
+        self.change = change
+
+    def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        for result in super().map(jobs):
+            assert result.message is not None
+            yield replace(result, message=self.change(result.message)) if result.k == 3 else result

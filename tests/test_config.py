@@ -256,7 +256,7 @@ def test_only_needs_variants(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_reads_back_the_same(name: str) -> None:
     more = {"lr": 1e-05, "clip": 2, "lr_steps": [0, 0.25, 1], "weight_decay": 1e-300}
-    base = BASE | {"evaluate": {"points": ["after", "before"]}, "topology": {"fixed": True}}
+    base = BASE | {"evaluate": {"points": ["after", "before"]}, "topology": {"name": "ring"}}
     for fields in ({}, more):
         recipe = check(base | {"method": {"name": name, **fields}})
         raw = tables(recipe)

@@ -45,18 +45,19 @@ def test_total() -> None:
 def test_a_run() -> None:
     """The busiest decide the time, one by its operations, another by its bytes; all pay for energy."""
     clients = [
-        client(1, 0, 1000, 1, 2),  # 2 s, 3 s; 20 + 9 J
-        client(1, 1, 500, 4, 1),  # 1 s, 5 s; 10 + 15 J
+        client(1, 0, 1000, 1, 4),  # 2 s, 4 s; 20 J
+        client(1, 1, 500, 4, 1),  # 1 s, 4 s; 10 J
         {"round": 1, "client": 2, "before": {}},  # tested only
-        client(2, 2, 2000, 0, 0),  # 4 s; 40 J
+        client(2, 2, 2000, 6, 1),  # with a server: 4 s, 40 J
+        client(2, 3, 0, 6, 2),
     ]
     rounds: list[dict[str, Any]] = [
-        {"round": 1, "participants": [0, 1], "clock": {"length": 3.0}},  # 3 * 2 + 5 s, 54 J
-        {"round": 2, "participants": [2]},  # 4 s, 40 J
-        {"round": 3, "participants": []},  # nobody was there
+        {"round": 1, "participants": [0, 1], "down": 5, "up": 5, "clock": {"length": 3.0}},  # 3 * 2 + 4 s, 30 + 15 J
+        {"round": 2, "participants": [2, 3], "down": 12, "up": 3},  # 4 + 12 s, for the server sends 12; 40 + 45 J
+        {"round": 3, "participants": [], "down": 0, "up": 0},  # nobody was there
     ]
-    assert per_round(rounds, clients, TEN) == Cost(pytest.approx(15 / 3), pytest.approx(94 / 3))
-    with pytest.raises(ValueError, match="round 2 has 1 participants, but costs of 0"):
+    assert per_round(rounds, clients, TEN) == Cost(pytest.approx(26 / 3), pytest.approx(130 / 3))
+    with pytest.raises(ValueError, match="round 2 has 2 participants, but costs of 0"):
         per_round(rounds, clients[:3], TEN)
 
 

@@ -115,7 +115,7 @@ def test_rows_are_the_numbers_worked_out_by_hand(runs: list[Run]) -> None:
         "flops": 4_000_000_000,
         "sparsity": None,
         "round_length": None,
-        "cost_seconds": pytest.approx(0.012125),  # 2e9 operations: 5 / 80e12 of a second each; 1.5 MB: 8 / 1e9
+        "cost_seconds": pytest.approx(0.008125),  # 2e9 operations: 5 / 80e12 of a second each; 1 MB down: 8 / 1e9
         "cost_joules": pytest.approx(450 * 0.000125 + 0.012),
     }
     assert own == {
@@ -140,7 +140,7 @@ def test_rows_are_the_numbers_worked_out_by_hand(runs: list[Run]) -> None:
         "flops": 8_000_000_000,
         "sparsity": None,
         "round_length": None,
-        "cost_seconds": pytest.approx(0.02425),
+        "cost_seconds": pytest.approx(0.01625),
         "cost_joules": pytest.approx(450 * 0.00025 + 0.024),
     }
 
@@ -160,6 +160,14 @@ def test_markdown(runs: list[Run]) -> None:
         "| 2.00 | 1.00 | 2.60 | 1.00 | 4.00 |\n"
         "| own | ditto | 72.50 | 75.00 | 40.00 | 23.85 | 2 | 2 | 6.00 | 8.00 | 4.00 | 2.00 | 5.20 | 2.00 | 8.00 |\n"
     )
+
+
+def test_time_and_energy_are_shown_for_a_device(runs: list[Run]) -> None:
+    """2e9 operations at 1 TFLOPS without a correction are 0.002 s, and the server sends 1 MB at 8 Mbit/s in 1 s."""
+    device = Device(tflops=1.0, correction=1.0, compute_watt=10.0, network_watt=2.0, gbit_per_s=0.008)
+    lines = report.compare(runs, device=device).markdown().splitlines()
+    assert lines[0].endswith("| GFLOP | s a round | J a round |")
+    assert lines[2].endswith("| 4.00 | 1.00 | 3.02 |")  # 10 W of 0.002 s, 2 W of 1.5 MB in both directions
 
 
 def test_csv_reads_back_to_the_raw_numbers(runs: list[Run]) -> None:
@@ -301,11 +309,11 @@ def test_comparison_is_written_the_same_twice(tmp_path: Path, runs: list[Run]) -
 
 
 def test_costs_are_those_of_the_device(tmp_path: Path, runs: list[Run]) -> None:
-    device = Device(tflops=1, correction=1, compute_watt=10, network_watt=0, gbit_per_s=0.012)
+    device = Device(tflops=1, correction=1, compute_watt=10, network_watt=0, gbit_per_s=0.008)
     table = report.compare(runs, tmp_path / "a", device=device)
     assert [row["cost_seconds"] for row in table.json()] == pytest.approx([0.002 + 1, 0.004 + 2])
     assert [row["cost_joules"] for row in table.json()] == pytest.approx([0.02, 0.04])
-    assert "cost" not in table.markdown()  # the table for reading stays as wide as it is
+    assert "a round |" not in report.compare(runs).markdown()  # not asked for, not shown
     report.compare(runs, tmp_path / "b")
     assert (tmp_path / "a" / "cost.png").read_bytes() != (tmp_path / "b" / "cost.png").read_bytes()
     assert "![cost](cost.png)" in (tmp_path / "a" / "compare.md").read_text()

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from command import call, contents, enter, ok, refused
+from command import call, contents, enter, interrupted, ok, refused
 from small import recipe
-from sparsona.config import METHODS, RecipeError, recipe_names, tables, to_toml
+from sparsona.config import RecipeError, recipe_names, tables, to_toml
 from sparsona.reproduce import PaperTable, Reproduction, load_table, plan, result, table_names
 from sparsona.results import Run, RunError
 from test_report import DITTO, FEDAVG, make
@@ -366,15 +366,7 @@ def test_a_table_from_command_to_cells_and_on(folder: Path) -> None:
 
 def test_killed_half_way_it_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["reproduce", "paper/table.toml", "--seeds", "1"]
-    real = METHODS["ditto"].merge
-
-    def merge(self: Any, server: Any, inbox: Any, ctx: Any) -> Any:
-        if ctx.t == 1:
-            raise KeyboardInterrupt
-        return real(self, server, inbox, ctx)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(METHODS["ditto"], "merge", merge)
+    with interrupted(monkeypatch):
         done = call(*command, "--out", "a")
     assert done.exit_code == 1
     assert done.stderr.endswith("error: stopped; what was done is saved, go on with: sparsona resume a\n")

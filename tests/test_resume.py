@@ -206,6 +206,44 @@ def test_interrupted_and_resumed(method, every, tmp_path):
     assert files(tmp_path / "stopped", LEAVE) == files(tmp_path / "whole", LEAVE)
 
 
+def stopped_and_resumed(r, after, path):
+    """A run that is interrupted after so many rounds, and resumed."""
+
+    def stop(step):
+        if step.round == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(r, path, listen=stop)
+    resume(path)
+
+
+def test_votes_and_pruning_survive_an_interruption(tmp_path):
+    """Before the first yes, between votes, before the first pruning, and before all know of it.
+
+    Everybody votes yes from its second round on; with clients away, not all know of it at once.
+    """
+    r = recipe("dadpfl", rounds=8)
+    notes = [row["notes"] for row in run(r, tmp_path / "whole").rounds]
+    assert [n["still"] for n in notes[:2]] == [0.0, 1.0]
+    sparsity = [n["sparsity"] for n in notes]
+    assert sparsity[0] == sparsity[1] < sparsity[2] < sparsity[-1]  # it prunes, more than once
+    away = recipe("dadpfl", rounds=8, seed=10, method={"quorum": 0.7}, topology={"absent": 0.5, "max_wait": 0})
+    notes = [row["notes"] for row in run(away, tmp_path / "away").rounds]
+    assert sum(n["still"] == 1.0 for n in notes) > 0
+    assert max(n["sparsity"] for n in notes) > notes[0]["sparsity"]
+    for name, settings, after in [
+        ("whole", r, 1),
+        ("whole", r, 2),
+        ("away", away, 3),
+        ("away", away, 5),
+        ("away", away, 6),
+    ]:
+        path = tmp_path / f"{name}-{after}"
+        stopped_and_resumed(settings, after, path)
+        assert files(path, LEAVE) == files(tmp_path / name, LEAVE)
+
+
 def test_interrupt_inside_a_round_keeps_the_rounds_before(tmp_path, monkeypatch):
     from sparsona.engines.device import Device
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from command import call, contents, enter, ok, refused
+from command import call, contents, enter, interrupted, ok, refused
 from small import recipe
 from sparsona import sweep
-from sparsona.config import METHODS, RecipeError, options, tables, to_toml
+from sparsona.config import RecipeError, options, tables, to_toml
 from sparsona.results import Run, RunError
 from sparsona.sweep import Setting, Sweep, plan, table
 from test_report import DITTO, FEDAVG, PNG, make
@@ -485,15 +485,7 @@ def test_sweeps_are_compared_by_their_means(folder: Path) -> None:
 
 def test_an_interrupted_run_goes_on_from_its_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["two.toml", "variants.own.method.pull=0.1,0.5", "results.figures=false"]
-    real = METHODS["ditto"].merge
-
-    def merge(self: Any, server: Any, inbox: Any, ctx: Any) -> Any:
-        if ctx.t == 1:
-            raise KeyboardInterrupt
-        return real(self, server, inbox, ctx)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(METHODS["ditto"], "merge", merge)
+    with interrupted(monkeypatch):
         done = call("sweep", *command, "--out", "a")
     assert done.exit_code == 1
     assert done.stderr.endswith("error: stopped; what was done is saved, go on with: sparsona resume a\n")

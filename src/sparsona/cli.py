@@ -274,7 +274,7 @@ def compare(
                         raise RunError(
                             f"{run.path}: no client was ever tested in this run, so there is nothing to compare"
                         )
-                table = report.compare(runs, folder, target=target, device=chosen)
+                table = report.compare(runs, folder, target=target, device=None if device is None else chosen)
         except (KeyError, TypeError, IndexError) as error:
             raise RunError(f"one of these run folders is damaged: {type(error).__name__} {error}") from error
         if not table.rows:

@@ -248,8 +248,10 @@ def assembled(kind: type[T], raw: Mapping[str, Any], **built: Any) -> T:
 def _connected(recipe: Recipe) -> Recipe:
     """The recipe of a method without a server, with its graph read and checked."""
     topology = recipe.topology
-    if topology.edges and not topology.pairs:
-        topology = dataclasses.replace(topology, pairs=_pairs(Path(topology.edges)))
+    if topology.edges and topology.name == "edges":
+        if topology.pairs:
+            raise RecipeError(f"topology.edges = {shown(topology.edges)}: there are pairs already, drop these")
+        topology = dataclasses.replace(topology, edges="", pairs=_pairs(Path(topology.edges)))
     try:
         topology.check(recipe.data.clients)
         if isinstance(recipe.method, Choosy):

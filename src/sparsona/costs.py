@@ -6,10 +6,9 @@ A device computes at ``tflops`` over a ``correction`` for what it does not reach
 Of a run this is told per round, as the mean over its rounds:
 
 - seconds: the longest computing time among the round's participants, times the length of its clock (how many training
-  times the round takes with all waiting, ``clock.length``; 1 with a server), plus their longest communication time;
-- joules: the sum over its participants, for computing and communicating.
-
-A client communicates what it receives and what it sends, as encoded, one after the other. A server costs nothing.
+  times the round takes with all waiting, ``clock.length``; 1 with a server), plus the communication time of the busiest
+  node, in its busier direction (``busiest``; the server, where there is one);
+- joules: the sum over its participants for computing, and over all that is sent, each byte once.
 """
 
 from __future__ import annotations
@@ -96,28 +95,35 @@ def busiest(rounds: Iterable[Row], clients: Iterable[Row]) -> float:
     That is the server where there is one: what it sends to all participants, or receives from them. Without one, it
     is a client.
     """
-    most: dict[int, int] = {}
-    for row in clients:
-        if "flops" in row:
-            most[row["round"]] = max(most.get(row["round"], 0), row["down"], row["up"])
-    return fmean(most.get(r["round"], 0) if "clock" in r else max(r["down"], r["up"]) for r in rounds)
+    return fmean(_most(row, of) for row, of in _books(rounds, clients))
 
 
 def per_round(rounds: Iterable[Row], clients: Iterable[Row], device: Device) -> Cost:
     """What a round costs on average, from the rows of a run's rounds and clients."""
-    busiest: dict[int, tuple[int, int]] = {}  # by round: most operations and most bytes of a participant
-    joules: dict[int, list[float]] = {}
+    found = []
+    for row, of in _books(rounds, clients):
+        if len(of) != len(row["participants"]):
+            count = len(row["participants"])
+            raise ValueError(f"round {row['round']} has {count} participants, but costs of {len(of)}")
+        flops = [spent["flops"] for spent in of]
+        delay = row["clock"]["length"] if "clock" in row else 1.0
+        sent = row["down"] if "clock" in row else row["down"] + row["up"]  # among peers, what one gets another sends
+        seconds = device.cost(max(flops, default=0), _most(row, of), delay).seconds
+        found.append(Cost(seconds, device.cost(sum(flops), sent).joules))
+    return Cost(fmean(c.seconds for c in found), fmean(c.joules for c in found))
+
+
+def _books(rounds: Iterable[Row], clients: Iterable[Row]) -> list[tuple[Row, list[Row]]]:
+    """Each round with what its participants spent."""
+    spent: dict[int, list[Row]] = {}
     for row in clients:
         if "flops" in row:  # others were only tested
-            t, flops, nbytes = row["round"], row["flops"], row["down"] + row["up"]
-            most = busiest.get(t, (0, 0))
-            busiest[t] = max(most[0], flops), max(most[1], nbytes)
-            joules.setdefault(t, []).append(device.cost(flops, nbytes).joules)
-    found = []
-    for row in rounds:
-        t, spent = row["round"], joules.get(row["round"], [])
-        if len(spent) != len(row["participants"]):
-            raise ValueError(f"round {t} has {len(row['participants'])} participants, but costs of {len(spent)}")
-        delay = row["clock"]["length"] if "clock" in row else 1.0
-        found.append(Cost(device.cost(*busiest.get(t, (0, 0)), delay).seconds, math.fsum(spent)))
-    return Cost(fmean(c.seconds for c in found), fmean(c.joules for c in found))
+            spent.setdefault(row["round"], []).append({key: row[key] for key in ("flops", "down", "up")})
+    return [(row, spent.get(row["round"], [])) for row in rounds]
+
+
+def _most(row: Row, of: list[Row]) -> int:
+    """What passes through the busiest node of a round, in one direction."""
+    if "clock" not in row:
+        return max(row["down"], row["up"])
+    return max((max(spent["down"], spent["up"]) for spent in of), default=0)

@@ -28,6 +28,12 @@ Model = (
 )  # what a device predicts with: a vector, or a function from inputs to logits
 
 
+def of_last_round(inbox: Inbox, ctx: Ctx) -> list[str | int]:
+    """Who told something in the round before this one, by the ``round`` in it, and oneself: what is told adds up."""
+    senders = sorted(inbox.keys() - {"all"}, key=str)
+    return [j for j in senders if j == "self" or inbox[j].get("round") == ctx.t - 1]
+
+
 class Method(Protocol):
     """What runs on the device."""
 
@@ -91,10 +97,10 @@ class Choosy(Protocol):
 
 @runtime_checkable
 class Voter(Protocol):
-    """A peer method whose clients each tell all others one bit a round; inboxes hold the last ones under "all"."""
+    """A peer method whose clients each tell all others one bit a round; inboxes hold those so far under "all"."""
 
-    def vote(self, client: Client) -> bool:
-        """The bit, after local training."""
+    def vote(self, client: Client) -> bool | None:
+        """The bit, after local training; None if there is nothing to be told."""
 
 
 @runtime_checkable
@@ -137,4 +143,5 @@ __all__ = [
     "Training",
     "Vector",
     "Voter",
+    "of_last_round",
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
@@ -31,14 +32,21 @@ POINTS = {"before": "before local training", "after": "after local training", "s
 # -- the table -------------------------------------------------------------------------------------------------------
 
 
+_COSTS = (
+    Column("s a round", lambda r: amount(r["cost_seconds"])),
+    Column("J a round", lambda r: amount(r["cost_joules"])),
+)
 _SOME = {  # shown where some run has them
     "sparsity": Column("final sparsity %", lambda r: "" if r["sparsity"] is None else percent(r["sparsity"])),
     "round_length": Column("round length", lambda r: "" if r["round_length"] is None else amount(r["round_length"])),
 }
 
 
+@dataclass(frozen=True)
 class Comparison(Sheet):
     """Runs side by side: one row per run in raw numbers, and what keeps them from being compared like with like."""
+
+    costs: bool = False  # whether time and energy are shown
 
     def parts(self) -> tuple[list[Column], ...]:
         """What is shown of a run: its name, its results, its costs."""
@@ -69,6 +77,7 @@ class Comparison(Sheet):
             Column("MB a round, busiest", lambda r: amount(r["busiest_bytes"] / 1e6)),
             Column(unit, lambda r: amount(r["flops"] / scale)),
             *(column for key, column in _SOME.items() if any(row[key] is not None for row in self.rows)),
+            *(_COSTS if self.costs else ()),
         ]
         return [Column("run", lambda r: str(r["name"]), words=True)], results, costs
 
@@ -79,22 +88,23 @@ def compare(
     """Finished runs side by side, with tables and figures in the folder ``out`` if one is given.
 
     The cost to reach a mean accuracy is told for ``target``, or without it for the target of each run's own recipe;
-    time and energy are those of ``device``, or the one that DA-DPFL reckons with.
+    time and energy of a round are shown for ``device``; without one they are in the rows and in a figure alone, for the
+    device that DA-DPFL reckons with.
     """
     if target is not None and not 0 < target <= 1:
         raise ValueError(f"target = {target!r}: must be more than 0 and at most 1")
     names = folder_names([run.path for run in runs])
-    device = device or Device()
+    asked, device = device is not None, device or Device()
     costs = [cost_of(run, device) for run in runs]
     rows = tuple(
         run_row(run, name, target) | cost_row(cost) for run, name, cost in zip(runs, names, costs, strict=True)
     )
-    table = Comparison(rows, tuple(differences(runs, names)))
+    table = Comparison(rows, tuple(differences(runs, names)), costs=asked)
     if out is None:
         return table
     try:
         out.mkdir(parents=True, exist_ok=True)
-        return Comparison(table.rows, table.notes, tuple(_write(table, runs, names, costs, device, out)))
+        return replace(table, files=tuple(_write(table, runs, names, costs, device, out)))
     except OSError as error:
         raise RunError(f"cannot write the comparison into {out}: {error.strerror}") from error
 

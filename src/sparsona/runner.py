@@ -28,7 +28,7 @@ from sparsona.data import Fleet, build
 from sparsona.engines.device import Device, Job, Score, Wants
 from sparsona.engines.local import Local
 from sparsona.engines.pool import Pool
-from sparsona.engines.rounds import Engine, Round, peers, star
+from sparsona.engines.rounds import Ballots, Engine, Round, peers, star
 from sparsona.engines.store import Checkpoint, Store
 from sparsona.engines.values import dumps, loads, split, types_of
 from sparsona.evaluate import metrics
@@ -181,7 +181,7 @@ class _Loop:
     listen: Listener | None
     rows: list[dict[str, Any]] = field(default_factory=list)
     latest: dict[int, Score] = field(default_factory=dict)  # each client's score after its last local training
-    votes: dict[int, bool] = field(default_factory=dict)  # what everybody told everybody in the last round
+    ballots: Ballots = field(default_factory=dict)  # what everybody told everybody
     journals: dict[str, Journal] = field(default_factory=dict)
     apart: dict[str, Tensor] = field(default_factory=dict)  # parts of the server's value as they were last written
 
@@ -221,7 +221,8 @@ class _Loop:
         if self.folder is not None:
             self.rows = list(self.folder.rows("rounds"))
         self.latest = {int(k): Score(*s) for k, s in checkpoint.progress["latest"].items()}
-        self.votes = {int(k): bool(v) for k, v in checkpoint.progress["votes"].items()}
+        ballots = checkpoint.progress["ballots"]
+        self.ballots = {int(t): {int(k): bool(v) for k, v in votes.items()} for t, votes in ballots.items()}
         server = loads(checkpoint.server, types_of(method), lambda name: loads(store.part(name), {}))
         self.apart = split(server)[1]
         return server, checkpoint.rounds_done
@@ -241,7 +242,7 @@ class _Loop:
             plan = recipe.topology.plan(everyone, t, recipe.rounds, Rng(recipe.seed, "topology"))
             if t == 0:
                 self._post(store)
-            self.votes, done = peers(self.engine, store, t, plan, self.votes, everyone, wants)
+            self.ballots, done = peers(self.engine, store, t, plan, self.ballots, everyone, wants)
             done.clock = plan.clock(recipe.topology.times(everyone, Rng(recipe.seed, "topology")))
         self.latest |= done.scores
         scores = self._evaluate(store, server, t) if self._due(t) else {}
@@ -327,7 +328,7 @@ class _Loop:
         return {
             "sizes": {name: journal.size for name, journal in self.journals.items() if name != "timing"},
             "latest": {str(k): [s.correct, s.samples, s.loss] for k, s in sorted(self.latest.items())},
-            "votes": {str(k): v for k, v in sorted(self.votes.items())},
+            "ballots": self.ballots,
         }
 
     def _finish(self, store: Store, server: Server) -> dict[str, Any]:

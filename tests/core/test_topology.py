@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sparsona.core import topology
 from sparsona.core.rng import Rng
-from sparsona.core.topology import Plan
+from sparsona.core.topology import Plan, Topology
 
 
 class Fixed(Rng):
@@ -220,6 +220,65 @@ def test_a_wait_that_falls_in_steps() -> None:
     assert topology.stepwise(10, 0, 5) == 0
 
 
+def plans(rounds: int, **how) -> list[Plan]:
+    """Rounds of a topology of six clients."""
+    return [Topology(**how).plan(6, t, rounds, Rng(5, "topology")) for t in range(rounds)]
+
+
+def longest(plan: Plan) -> int:
+    return max(len(waits) for waits in plan.fresh.values())
+
+
+def test_a_plan_waits_as_scheduled() -> None:
+    """In a full graph the last in order has five earlier neighbours, so that all may be waited for."""
+    assert [longest(plan) for plan in plans(7, name="full", max_wait=2)] == [2] * 7
+    falling = plans(7, name="full", max_wait=2, wait_schedule="stepwise")  # three stretches of two rounds, and the rest
+    assert [longest(plan) for plan in falling] == [2, 2, 1, 1, 0, 0, 0]
+    assert [longest(plan) for plan in plans(7, name="full", max_wait=2, wait_schedule="constant")] == [2] * 7
+
+
+@pytest.mark.parametrize("name", ["random", "mutual", "groups"])
+def test_a_plan_draws_its_graph_once_or_every_round(name: str) -> None:
+    def different(found: list[Plan]) -> int:
+        return len({tuple(sorted(plan.reads.items())) for plan in found})
+
+    assert different(plans(8, name=name, neighbours=2)) > 3
+    assert different(plans(8, name=name, neighbours=2, fixed=True, max_wait=1)) == 1
+    fixed = Topology(name=name, neighbours=2, fixed=True)
+    assert different([fixed.plan(6, 0, 8, Rng(seed, "topology")) for seed in range(8)]) > 3  # it is drawn all the same
+
+
+def test_a_plan_draws_its_order_every_round() -> None:
+    """Waiting for all earlier ones of a full graph shows the order: the waves are single clients."""
+    orders = [[k for (k,) in plan.waves()] for plan in plans(6, name="full", max_wait=5, fixed=True)]
+    assert all(sorted(order) == list(range(6)) for order in orders)
+    assert orders[0] != orders[1]
+    assert len(set(map(tuple, orders))) >= 5
+    by_id = plans(6, name="full", max_wait=5, order="id")
+    assert [[k for (k,) in plan.waves()] for plan in by_id] == [list(range(6))] * 6
+
+
+def test_a_plan_does_not_wait_for_the_slow() -> None:
+    """Client 3 reads 0, 1 and 2, who read nobody: they end after 4, 1 and 2."""
+    pairs = ((0, 3), (1, 3), (2, 3))
+    how = {"name": "edges", "pairs": pairs, "directed": True, "order": "id"}
+
+    def waits(max_wait: int, **more) -> set[int]:
+        return set(Topology(max_wait=max_wait, **how, **more).plan(4, 0, 3, Rng(5)).fresh[3])
+
+    speed = (0.25, 1.0, 0.5, 1.0)
+    assert [waits(n, speed=speed) for n in range(4)] == [set(), {1}, {1, 2}, {0, 1, 2}]
+    assert [waits(n) for n in range(4)] == [set(), {0}, {0, 1}, {0, 1, 2}]  # all alike: the earlier in order
+    assert [waits(n, speed=speed, pick="smallest id") for n in range(4)] == [set(), {0}, {0, 1}, {0, 1, 2}]
+    assert Topology(speed=speed).times(4, Rng(5)) == {0: 4.0, 1: 1.0, 2: 2.0, 3: 1.0}
+
+
+def test_a_plan_leaves_out_who_is_away() -> None:
+    there = [frozenset(plan.reads) for plan in plans(8, name="full", max_wait=2, absent=0.5)]
+    assert len(set(there)) > 4  # drawn every round
+    assert all(set(plan.reads) == set(range(6)) for plan in plans(8, name="full", max_wait=2))
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -254,3 +313,37 @@ def test_a_wait_that_falls_in_steps() -> None:
 def test_errors_name_the_field(call, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         call()
+
+
+@settings(deadline=None)
+@given(n=st.integers(3, 40), half=st.integers(1, 19), seed=st.integers(0, 99))
+def test_mutual_neighbours_read_each_other(n: int, half: int, seed: int) -> None:
+    half = min(half, (n - 1) // 2)
+    reads = topology.mutual(n, 2 * half, Rng(seed))
+    assert sorted(reads) == list(range(n))
+    for k, js in reads.items():
+        assert len(set(js)) == 2 * half
+        assert k not in js
+        assert all(k in reads[j] for j in js)
+    Topology(name="mutual", neighbours=2 * half, fixed=True).check(n)
+
+
+def test_mutual_neighbours_come_in_pairs() -> None:
+    with pytest.raises(ValueError, match="neighbours: 3; an even number is needed"):
+        topology.mutual(8, 3, Rng(1))
+    with pytest.raises(ValueError, match="neighbours: 3; an even number is needed where neighbours are mutual"):
+        Topology(name="mutual", neighbours=3).check(8)
+
+
+def test_news_must_get_everywhere_along_directed_edges() -> None:
+    path = ((0, 1), (1, 2))
+    Topology(name="edges", pairs=path).check(3)
+    Topology(name="edges", pairs=(*path, (2, 0)), directed=True).check(3)
+    with pytest.raises(ValueError, match="client 1 is not connected with client 0 in both directions"):
+        Topology(name="edges", pairs=path, directed=True).check(3)
+
+
+def test_edges_beside_another_graph_are_refused() -> None:
+    for more in ({"edges": "square.txt"}, {"pairs": ((0, 1), (1, 2))}):
+        with pytest.raises(ValueError, match='name: "ring"; with a list of edges only "edges" is allowed'):
+            Topology(name="ring", **more).check(3)

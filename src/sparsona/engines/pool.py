@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from multiprocessing.connection import Pipe, wait
 from typing import Any
 
@@ -68,7 +69,8 @@ class Pool:
                     break
                 drawn += 1
                 self._give(worker, job, queues[worker][0][1] if queues[worker] else None)
-                queues[worker].append((place, job))
+                queues[worker].append((place, replace(job, client=None, inbox={})))
+                del job  # it has gone out, and mail may be large
             while given in ready:
                 yield ready.pop(given)
                 given += 1

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from sparsona.core.topology import Plan
 from sparsona.core.training import Ctx
@@ -15,6 +14,8 @@ from sparsona.core.wire import Message, WireError, encode
 from sparsona.engines.device import Job, Result, Score, Wants
 from sparsona.engines.store import Store
 from sparsona.method import Remarking, Server, StarMethod
+
+Ballots = dict[int, dict[int, bool]]  # by round, what each client voted
 
 
 class Engine(Protocol):
@@ -98,27 +99,30 @@ def star(
 
 
 def peers(
-    engine: Engine, store: Store, t: int, plan: Plan, votes: dict[int, bool], fleet: int, wants: Wants
-) -> tuple[dict[int, bool], Round]:
+    engine: Engine, store: Store, t: int, plan: Plan, ballots: Ballots, fleet: int, wants: Wants
+) -> tuple[Ballots, Round]:
     """One round without a server: wave by wave, each client reads fresh or last round's messages of its neighbours.
 
-    What a client sends is passed on as bytes, and lies in the store with what it sent before. ``votes`` are those of
-    the last round, which all have heard; those of this round come back.
+    What a client sends is passed on as bytes, and lies in the store with what it sent before. ``ballots`` are the votes
+    of earlier rounds, of which all hear, also who was away; those of this round come with them when they come back.
     """
     done = Round(t, costs={k: Cost() for k in plan.reads})
-    heard: dict[str | int, Message | bytes] = {"all": encode(Message(votes=_ballot(votes, fleet)))} if votes else {}
+    heard: dict[str | int, Message | bytes] = {"all": encode(_heard(ballots, fleet))} if ballots else {}
     cast: dict[int, bool] = {}
     for wave in plan.waves():
 
+        def inbox(k: int) -> dict[str | int, Message | bytes]:
+            mail = {"self": store.mail(k, t)[0], **heard}
+            for j in plan.reads[k]:
+                data, values = store.mail(j, t + 1 if j in plan.fresh[k] else t)
+                mail[j] = data
+                done.costs[k].receives(len(data), values)
+                done.costs[j].sends(len(data), values)
+            return mail
+
         def jobs(wave: Iterable[int] = wave) -> Iterator[Job]:
             for k in sorted(wave):
-                inbox = {"self": store.mail(k, t)[0], **heard}
-                for j in plan.reads[k]:
-                    data, values = store.mail(j, t + 1 if j in plan.fresh[k] else t)
-                    inbox[j] = data
-                    done.costs[k].receives(len(data), values)
-                    done.costs[j].sends(len(data), values)
-                yield Job("local", t, k, store.client(k), inbox, ("bytes", *wants))
+                yield Job("local", t, k, store.client(k), inbox(k), ("bytes", *wants))
 
         for result in engine.map(jobs()):
             assert result.sent is not None
@@ -132,12 +136,13 @@ def peers(
     for k, cost in done.costs.items():  # everyone tells everyone else
         cost.receives(bit * (len(cast) - (k in cast)), 0)
         cost.sends(bit * (len(plan.reads) - 1) * (k in cast), 0)
-    return cast, done
+    return (ballots | {t: cast} if cast else ballots), done
 
 
-def _ballot(votes: dict[int, bool], fleet: int) -> Tensor:
-    """The votes as a vector: 1 yes, 0 no, 2 not there."""
-    return torch.tensor([int(votes[k]) if k in votes else 2 for k in range(fleet)], dtype=torch.uint8)
+def _heard(ballots: Ballots, fleet: int) -> Message:
+    """All votes so far, a row for each round in which there were any: 1 yes, 0 no, 2 not there."""
+    rows = [[int(votes.get(k, 2)) for k in range(fleet)] for votes in ballots.values()]
+    return Message(votes=torch.tensor(rows, dtype=torch.uint8), rounds=torch.tensor(list(ballots)))
 
 
 def _sound(result: Result, done: Round) -> bool:

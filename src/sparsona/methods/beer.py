@@ -7,7 +7,8 @@ surrogate g of that. Only the compressed steps of the surrogates travel. W mixes
     v <- v + gamma (mean of g - g) + grad(x) - grad(x before)        g <- g + C(v - g)
 
 As in the DA-DPFL paper's comparison, local epochs come before each exchange (``epochs``; ``tune = false`` is BEER as
-published). It needs a graph that does not change: topology ring, full, edges, or fixed = true.
+published). It needs a graph that does not change, of neighbours that read each other: ring, full, edges, or mutual with
+fixed = true.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sparsona.core.fields import Positive, PositiveShare
 from sparsona.core.quantise import quantise
 from sparsona.core.training import Ctx, Training, train
 from sparsona.core.wire import Message
-from sparsona.method import Inbox, LocalData, Topology, Vector
+from sparsona.method import Inbox, LocalData, Topology, Vector, of_last_round
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,9 @@ class Beer(Training):
     tune: bool = True  # local epochs before each exchange
 
     def suits(self, topology: Topology) -> None:
-        if topology.name in ("random", "groups") and not topology.fixed:
+        if topology.name == "random" or topology.directed:
+            raise ValueError('name: neighbours do not read each other; BEER needs "mutual", "ring", "full" or "edges"')
+        if topology.name in ("mutual", "groups") and not topology.fixed:
             raise ValueError("fixed: false; BEER needs a graph that does not change, fixed = true")
         if topology.max_wait or topology.absent:
             field = "max_wait" if topology.max_wait else "absent"
@@ -67,7 +70,7 @@ class Beer(Training):
             x, zero = ctx.theta0, torch.zeros_like(ctx.theta0)
             gradient = ctx.task.grad(x, batch)
             client = Client(x, gradient, x, zero, x, zero, gradient)
-        heard_h, heard_g = self.mixed(inbox, client.heard_h, "h"), self.mixed(inbox, client.heard_g, "g")
+        heard_h, heard_g = self.mixed(inbox, client.heard_h, "h", ctx), self.mixed(inbox, client.heard_g, "g", ctx)
         x = train(self, client.x, data.train, ctx) if self.tune else client.x
         x = x + self.gamma * (heard_h - client.h) - self.step * client.v
         gradient = ctx.task.grad(x, batch)
@@ -75,12 +78,12 @@ class Beer(Training):
         step_h = quantise(x - client.h, self.bits, ctx.rng("h"))
         step_g = quantise(v - client.g, self.bits, ctx.rng("g"))
         h, g = client.h + step_h.values, client.g + step_g.values
-        return Client(x, v, h, g, heard_h, heard_g, gradient), Message(h=step_h, g=step_g), x
+        return Client(x, v, h, g, heard_h, heard_g, gradient), Message(h=step_h, g=step_g, round=ctx.t), x
 
-    def mixed(self, inbox: Inbox, known: Vector, part: str) -> Vector:
+    def mixed(self, inbox: Inbox, known: Vector, part: str, ctx: Ctx) -> Vector:
         """The mean of surrogates, from what was known and the steps since then, one's own among them."""
-        steps = [inbox[j][part].values for j in sorted(inbox, key=str) if j != "all" and part in inbox[j]]
-        return known + torch.stack(steps).mean(0) if steps else known
+        steps = [inbox[j][part].values for j in of_last_round(inbox, ctx) if part in inbox[j]]
+        return known + torch.stack(steps).sum(0) / len(inbox.keys() - {"all"}) if steps else known
 
     def personal(self, client: Client | None, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
         return ctx.theta0 if client is None else client.x

@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from sparsona.core import masks
 from sparsona.core.fields import Natural, NonNegative, Positive, PositiveShare, Share
 from sparsona.core.masks import PQ, Each
@@ -26,7 +24,7 @@ class Client:
     k: int
     mask: Mask  # m_k, the newest
     drift: float = 0.0  # distance from the initial weights after the last round
-    scale: float = 0.0  # and after the first
+    scale: float = 0.0  # and after the first round that it trained in
     score: float = 1.0  # how much it moved in the last round, relative to the first
     still: bool = False  # its vote: the score is below the threshold
     since: int | None = None  # t*: the round after which enough voted
@@ -71,33 +69,38 @@ class DADPFL(DisPFL):
         return Client(k, self.first(k, ctx))
 
     def post(self, client: Client, ctx: Ctx) -> Message:
-        return Message(model=Sparse.of(ctx.theta0, client.mask), still=False)
+        return self.message(ctx.theta0, client.mask, still=False)
+
+    def message(self, theta: Vector, mask: Mask, still: bool) -> Message:
+        """What neighbours are told."""
+        return Message(model=Sparse.of(theta, mask), **({"still": still} if self.votes == "neighbours" else {}))
 
     def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
         since = self.decided(client, inbox, ctx)
         mask = client.mask
         theta = train(self, self.gathered(inbox) * mask, data.train, ctx, mask=mask)
         drift = self.distance(theta - ctx.theta0 * self.first(client.k, ctx), ctx)
-        scale = drift if ctx.t == 0 else client.scale
-        score = abs(drift - client.drift) / scale if ctx.t > 0 and scale > 0 else 1.0
+        score = abs(drift - client.drift) / client.scale if client.scale > 0 else 1.0
         if self.due(since, ctx) and 1 - masks.density(ctx.layout, mask, self.scope(ctx)) < self.target:
             mask = masks.pq_prune(ctx.layout, mask, theta, self.index(), self.scope(ctx), self.each)
             theta = theta * mask
         new = self.searched(mask, theta, data, ctx)
-        still = ctx.t > 0 and score < self.threshold
-        client = Client(client.k, new, drift, scale, score, still, since)
-        return client, Message(model=Sparse.of(theta, mask), still=still), theta
+        still = client.scale > 0 and score < self.threshold
+        client = Client(client.k, new, drift, client.scale or drift, score, still, since)
+        return client, self.message(theta, mask, still), theta
 
     def decided(self, client: Client, inbox: Inbox, ctx: Ctx) -> int | None:
         """t*: the first round, counted from 1, after which enough clients stood still."""
         if client.since is not None:
             return client.since
-        if self.votes == "all":
-            votes = inbox["all"]["votes"] if "all" in inbox else torch.zeros(1)
-            said = [bool(v) for v in votes if v != 2]
-        else:
+        if self.votes == "neighbours":
             said = [inbox[j]["still"] for j in inbox if j != "all"]
-        return ctx.t if sum(said) >= self.quorum * len(said) else None
+            return ctx.t if sum(said) >= self.quorum * len(said) else None
+        if "all" in inbox:
+            for t, votes in zip(inbox["all"]["rounds"].tolist(), inbox["all"]["votes"], strict=True):
+                if int((votes == 1).sum()) >= self.quorum * int((votes != 2).sum()):
+                    return int(t) + 1
+        return None
 
     def due(self, since: int | None, ctx: Ctx) -> bool:
         """Whether to prune in this round."""
@@ -115,8 +118,8 @@ class DADPFL(DisPFL):
             return float(change.double().square().sum())
         return sum(float(part.double().norm()) for part in ctx.layout.split(change))
 
-    def vote(self, client: Client) -> bool:
-        return client.still
+    def vote(self, client: Client) -> bool | None:
+        return client.still if self.votes == "all" and client.since is None else None
 
     def notes(self, client: Client, ctx: Ctx) -> dict[str, float]:
         return super().notes(client, ctx) | {"score": client.score, "still": float(client.still)}

@@ -14,7 +14,7 @@ from sparsona.core.aggregate import Mean
 from sparsona.core.fields import Share
 from sparsona.core.training import Ctx, Training, train
 from sparsona.core.wire import Message, Values
-from sparsona.method import Inbox, LocalData, Vector
+from sparsona.method import Inbox, LocalData, Topology, Vector, of_last_round
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,10 @@ class DFedAvgM(Training):
 
     momentum: Share = 0.9
 
+    def suits(self, topology: Topology) -> None:
+        if topology.max_wait:
+            raise ValueError(f"max_wait: {topology.max_wait}; DFedAvgM adds up the last round's updates, 0 is needed")
+
     def check(self, fleet: int, ctx: Ctx) -> None:
         return None
 
@@ -42,7 +46,7 @@ class DFedAvgM(Training):
         start = self.last(client, ctx) + self.step(inbox, ctx)
         theta = train(self, start, data.train, ctx)
         update = (theta - start).to(torch.float16)  # too large a step becomes Inf, and its client is left out
-        return Client(start), Message(update=Values(update), samples=len(data)), theta
+        return Client(start), Message(update=Values(update), samples=len(data), round=ctx.t), theta
 
     def last(self, client: Client | None, ctx: Ctx) -> Vector:
         """Where training last started."""
@@ -51,7 +55,7 @@ class DFedAvgM(Training):
     def step(self, inbox: Inbox, ctx: Ctx) -> Vector:
         """The mean, by samples, of the last updates of those who have trained, one's own among them."""
         mean = Mean(ctx.layout.dim)
-        for j in sorted(inbox, key=str):
+        for j in of_last_round(inbox, ctx):
             if "update" in inbox[j]:
                 mean.add(inbox[j]["update"].values, inbox[j]["samples"])
         return mean.value(otherwise=torch.zeros(ctx.layout.dim))

@@ -16,6 +16,7 @@ import torch
 from sparsona.core import masks
 from sparsona.core.aggregate import OverlapMean
 from sparsona.core.fields import Count, PositiveShare, Share
+from sparsona.core.layout import ones_in
 from sparsona.core.search import moved, on_batch
 from sparsona.core.training import Ctx, Training, train
 from sparsona.core.wire import MaskChange, Message, Sparse, Values, WireError
@@ -81,7 +82,7 @@ class FedDST(Training):
             mask = message.part("mask", MaskChange).apply(mask)
             if (found := ctx.layout.counts(mask)) != (counts := self.counts(ctx)):
                 raise WireError(f"part 'mask' leaves {found} weights in the tensors, not {counts}")
-        return message.floats("theta", int(mask.count_nonzero())), mask
+        return message.floats("theta", ones_in(mask)), mask
 
     def merge(self, server: Server, inbox: Iterable[tuple[int, Answer]], ctx: Ctx) -> Server:
         mean, held = OverlapMean(ctx.layout.dim), torch.zeros_like(server.mask)

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from sparsona.core.fields import Share
-from sparsona.core.layout import picked
+from sparsona.core.layout import ones_in, picked
 from sparsona.core.structures import calibrated, scores, spread
 from sparsona.core.wire import Bits, Message, Part, Sparse, Values
 from sparsona.method import Layout, Vector
@@ -41,4 +41,4 @@ class FedSCR(FedSTC):
 
     def expand(self, layout: Layout, message: Message) -> Sparse:
         mask = spread(layout, message.part("structures", Bits).mask)
-        return Sparse(mask, message.floats("values", int(mask.count_nonzero())))
+        return Sparse(mask, message.floats("values", ones_in(mask)))

@@ -19,7 +19,7 @@ from sparsona.core.aggregate import Mean
 from sparsona.core.budgets import Shares
 from sparsona.core.fields import Share
 from sparsona.core.imports import imported
-from sparsona.core.layout import replaced
+from sparsona.core.layout import ones_in, replaced
 from sparsona.core.masks import Packed
 from sparsona.core.search import SEARCHES, Initialiser, Search, on_batch
 from sparsona.core.training import Ctx, Training, train
@@ -104,7 +104,7 @@ class FedSpa(Training):
         new = message.part("mask", MaskChange).apply(mask)
         if flaw := masks.flaw(ctx.layout, mask, new, self.search in SEARCHES):
             raise WireError(f"the new mask {flaw}")
-        return message.floats("theta", int(mask.count_nonzero())), mask, new
+        return message.floats("theta", ones_in(mask)), mask, new
 
     def merge(self, server: Server, inbox: Iterable[tuple[int, Answer]], ctx: Ctx) -> Server:
         mean, new = Mean(ctx.layout.dim), dict(server.masks)  # line 7: who did not take part keeps its mask

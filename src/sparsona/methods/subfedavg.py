@@ -17,6 +17,7 @@ from annotated_types import Ge
 from sparsona.core import masks
 from sparsona.core.aggregate import OverlapMean
 from sparsona.core.fields import NonNegative, PositiveShare, Share
+from sparsona.core.layout import ones_in
 from sparsona.core.masks import Packed
 from sparsona.core.training import Ctx, Training, accuracy, train
 from sparsona.core.wire import MaskChange, Message, Values
@@ -84,7 +85,7 @@ class SubFedAvg(Training):
 
     def read(self, server: Server, k: int, message: Message, ctx: Ctx) -> Answer:
         mask = message.part("mask", MaskChange).apply(self.mask_of(server, k, ctx))
-        return message.floats("theta", int(mask.count_nonzero())), mask
+        return message.floats("theta", ones_in(mask)), mask
 
     def merge(self, server: Server, inbox: Iterable[tuple[int, Answer]], ctx: Ctx) -> Server:
         mean, held = OverlapMean(ctx.layout.dim), dict(server.masks)

@@ -12,7 +12,7 @@ import torch
 
 from sparsona.core import masks
 from sparsona.core.fields import PositiveShare
-from sparsona.core.layout import replaced
+from sparsona.core.layout import ones_in, replaced
 from sparsona.core.rng import Rng
 from sparsona.core.training import Ctx
 from sparsona.core.wire import Message, Values
@@ -41,6 +41,6 @@ class Subsampling(FedAvg):
 
     def read(self, server: Vector, k: int, message: Message, ctx: Ctx) -> Answer:
         part = self.part(ctx.layout, Rng(message.part("seed", int)))
-        values = message.floats("theta", int(part.count_nonzero()))
+        values = message.floats("theta", ones_in(part))
         # the received model with the part replaced by trained weights: the received model plus the part of the update
         return replaced(server, part, values), message.whole("samples", 1)
