@@ -101,6 +101,7 @@ class Mother:
         ("fedspa", "local", 8),
         ("dadpfl", "local", 6),
         ("fedpse", "local", 6),
+        ("pfedgate", "local", 4),
     ],
 )
 def test_killed_at_random_moments(method, engine, kills, tmp_path):
@@ -186,8 +187,12 @@ def test_killed_in_the_middle_of_writing_checkpoints(tmp_path):
     assert seen > 15
 
 
+GATED = ("pfedgate", "pfedme", "lgfedavg", "fedem", "fedrep", "fedmask", "heterofl", "perfedavg")
+
+
 @pytest.mark.parametrize(
-    ("method", "every"), [("local", 1), ("local", 3), ("fedspa", 3), ("dadpfl", 3), ("fedpse", 3), ("fedstc", 3)]
+    ("method", "every"),
+    [("local", 1), ("local", 3), *((m, 3) for m in ("fedspa", "dadpfl", "fedpse", "fedstc", *GATED))],
 )
 def test_interrupted_and_resumed(method, every, tmp_path):
     """Ctrl-C in round 5 saves all whole rounds, whatever the distance of checkpoints."""

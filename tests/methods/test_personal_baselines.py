@@ -1,6 +1,7 @@
 """pFedGate's baselines by hand, and where they must coincide with simpler ones."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from sparsona.checks.measure import layout_of
 from sparsona.config import RecipeError
 from sparsona.core.layout import Layout, Slot
 from sparsona.core.training import train
-from sparsona.core.wire import Message, Values
+from sparsona.core.wire import Bits, Message, Values, WireError
 from sparsona.methods.fedavg import FedAvg
 from sparsona.methods.fedem import Client as Mixture
 from sparsona.methods.fedem import FedEM, mixed
+from sparsona.methods.fedmask import Client as Scored
+from sparsona.methods.fedmask import FedMask
 from sparsona.methods.fedrep import FedRep
 from sparsona.methods.heterofl import HeteroFL, leading
 from sparsona.methods.lgfedavg import LGFedAvg
@@ -156,3 +159,65 @@ def test_fedem_with_one_model_is_fedavg():
     _, message, _ = method.local(method.join(0, ctx), {"server": method.down(server, 0, ctx)}, data, ctx)
     want = train(FedAvg(), device.theta0, data.train, ctx, purpose="model 0")
     assert torch.allclose(message["models"].values, want, atol=1e-6)
+
+
+def test_fedmask_trains_scores_by_hand():
+    """One batch, all weights in use: a score falls by lr times gradient times weight times sigmoid's slope."""
+    device, data, ctx, _ = scene("fedmask")
+    method = FedMask(layers=1, lr=4.0, batch=10_000, keep=0.25)
+    server = method.start(6, ctx)
+    client, message, theta = method.local(method.join(0, ctx), {"server": method.down(server, 0, ctx)}, data, ctx)
+    (batch,) = data.train.epochs(ctx.rng("train"), 1, 10_000)
+    head = ctx.layout.slots[-2].where  # the weights of the last layer, 640 of them
+    gradient, first = device.task.grad(device.theta0, batch)[head], device.theta0[head]
+    slope = 1 / (2 + math.exp(0.01) + math.exp(-0.01))
+    scores = 0.01 - 4.0 * slope * gradient * first
+    assert torch.allclose(client.scores, scores, atol=1e-6)
+    held = client.held
+    assert held.sum() == 160
+    assert scores[held].min() >= scores[~held].max() - 1e-6
+    assert torch.equal(message["mask"].mask, client.scores[held] > 0)
+    assert torch.equal(theta[head], first * (held & (client.scores > 0)))
+    assert torch.equal(theta[: head.start], device.theta0[: head.start])
+    again, message, _ = method.local(
+        client, {"server": method.down(server, 0, ctx)}, data, device.ctx(1, "local", 1, 0)
+    )
+    assert torch.equal(again.held, held)  # fixed for good, and not told twice
+    assert message.names == ("mask", "samples")
+    assert torch.equal(again.scores[~held], client.scores[~held])
+
+
+def test_fedmask_averages_what_several_hold():
+    """Weights 0 to 3: held by both, by both, by the first, by the second; 1 and 3 samples."""
+    _, _, ctx, _ = scene("fedmask")
+    method = FedMask(layers=1, score=0.2)
+    begin = method.start(6, ctx)
+    server = replace(begin, mean=torch.zeros(4), shared=torch.zeros(4, dtype=torch.bool))
+    one, two = torch.tensor([1, 1, 1, 0]).bool(), torch.tensor([1, 1, 0, 1]).bool()
+    answers = [
+        (0, method.read(server, 0, Message(held=Bits(one), mask=Bits(torch.tensor([1, 1, 1]).bool()), samples=1), ctx)),
+        (4, method.read(server, 4, Message(held=Bits(two), mask=Bits(torch.tensor([0, 1, 1]).bool()), samples=3), ctx)),
+    ]
+    server = method.merge(server, answers, ctx)
+    assert server.mean.tolist() == [0.25, 1.0, 0.0, 0.0]
+    assert server.shared.tolist() == [True, True, False, False]
+    mine = Scored(torch.tensor([0.5, 0.5, 0.5, 0.5]), one)
+    scores = method.scores(mine, {"server": method.down(server, 0, ctx)})
+    assert torch.allclose(scores, torch.tensor([-0.1, 0.2, 0.5, 0.5]))
+    with pytest.raises(WireError, match="a mask of 2 over 4 weights, not over 4"):
+        method.read(server, 0, Message(mask=Bits(torch.tensor([1, 1]).bool()), samples=1), ctx)
+
+
+def test_fedmask_refuses_what_does_not_fit(tmp_path, monkeypatch):
+    _, _, ctx, _ = scene("fedmask")
+    with pytest.raises(ValueError, match="layers = 3: this model has 2 with weights"):
+        FedMask(layers=3).start(6, ctx)
+    with pytest.raises(RecipeError, match='optimiser = "adam": scores are trained by "sgd" alone'):
+        recipe("fedmask", method={"optimiser": "adam"})
+    lines = ("from torch import nn", "def net(classes):", "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8),")
+    (tmp_path / "normed.py").write_text("\n".join((*lines, "        nn.BatchNorm1d(8), nn.Linear(8, classes))\n")))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        RecipeError, match=r"method\.model: fedmask trains no weights, so this one's running statistics"
+    ):
+        run(recipe("fedmask", model={"name": "normed:net"}))

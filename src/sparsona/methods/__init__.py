@@ -12,6 +12,7 @@ from sparsona.methods.fedavg import FedAvg
 from sparsona.methods.fedavg_ft import FedAvgFT
 from sparsona.methods.feddst import FedDST
 from sparsona.methods.fedem import FedEM
+from sparsona.methods.fedmask import FedMask
 from sparsona.methods.fedprox import FedProx
 from sparsona.methods.fedpse import FedPSE
 from sparsona.methods.fedrep import FedRep
@@ -39,6 +40,7 @@ METHODS: dict[str, Any] = {
     "fedavg_ft": FedAvgFT,
     "feddst": FedDST,
     "fedem": FedEM,
+    "fedmask": FedMask,
     "fedprox": FedProx,
     "fedpse": FedPSE,
     "fedrep": FedRep,
