@@ -104,6 +104,14 @@ class Voter(Protocol):
 
 
 @runtime_checkable
+class Welcoming(Protocol):
+    """A method that has its own way to personalise for a newcomer; others tune the whole model that it would use."""
+
+    def welcome(self, client: Client, inbox: Inbox, data: LocalData, epochs: int, ctx: Ctx) -> tuple[Client, Model]:
+        """A client that has just joined, after so many passes over its data, and the model it then uses."""
+
+
+@runtime_checkable
 class Telling(Protocol):
     """A method that has more to tell of a client than its scores."""
 
@@ -143,5 +151,6 @@ __all__ = [
     "Training",
     "Vector",
     "Voter",
+    "Welcoming",
     "of_last_round",
 ]

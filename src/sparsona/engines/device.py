@@ -14,10 +14,10 @@ from sparsona.core.layout import Vector
 from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData, Samples
 from sparsona.core.task import Task, correct, loss
-from sparsona.core.training import Ctx
+from sparsona.core.training import Ctx, Training, train
 from sparsona.core.wire import Message, Values, decode, encode, is_finite
 from sparsona.engines.values import dumps, loads, types_of
-from sparsona.method import Client, Inbox, Method, Model, PeerMethod, Telling, Voter
+from sparsona.method import Client, Inbox, Method, Model, PeerMethod, Telling, Voter, Welcoming
 
 Wants = tuple[Literal["score", "model", "bytes"], ...]  # what else a job should bring back; the message as bytes
 _MAX = 1 << 40  # messages are bounded where they come from a network; models of any size may pass between processes
@@ -44,7 +44,7 @@ class Sent:
 class Job:
     """One thing to do for client k in round t."""
 
-    kind: Literal["local", "evaluate", "shared", "post"]
+    kind: Literal["local", "evaluate", "shared", "post", "adapt"]
     t: int
     k: int
     client: bytes | None  # its value, None if it has not joined yet
@@ -80,6 +80,7 @@ class Device:
     seed: int
     rounds: int
     test_batch: int = 128
+    adapt_epochs: int = 1
 
     def ctx(self, t: int, *key: int | str) -> Ctx:
         """The context of round t, with randomness keyed by seed, purpose, round and client."""
@@ -116,6 +117,11 @@ class Device:
                 if "model" in job.wants and isinstance(model, Tensor):
                     message = Message(model=Values(model))
                 result = Result(k, score=self.score(model, k))
+            case "adapt":
+                client, model = self.adapted(client, inbox, self.local(k), self.ctx(t, "adapt", k))
+                if "model" in job.wants and isinstance(model, Tensor):
+                    message = Message(model=Values(model))
+                result = Result(k, _kept(client), score=self.score(model, k))
             case "shared":
                 result = Result(k, score=self.score(inbox["server"]["theta"].values, k))
             case "post":
@@ -128,6 +134,15 @@ class Device:
         elif message is not None:
             result = replace(result, message=message)
         return replace(result, seconds=time.perf_counter() - began)
+
+    def adapted(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Model]:
+        """A newcomer and its model: as its method personalises for it, or the model it would use, tuned as a whole."""
+        if isinstance(self.method, Welcoming):
+            return self.method.welcome(client, inbox, data, self.adapt_epochs, ctx)
+        model = self.method.personal(client, inbox, data, ctx)
+        assert isinstance(self.method, Training)
+        assert isinstance(model, Tensor), "models that are no vectors have their own way to adapt"
+        return client, train(self.method, model, data.train, ctx, purpose="adapt", epochs=self.adapt_epochs)
 
     def score(self, model: Model, k: int) -> Score:
         """The model on client k's test samples."""

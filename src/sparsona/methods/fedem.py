@@ -75,6 +75,14 @@ class FedEM(Training):
         message = Message(models=Values(torch.cat(trained)), samples=len(data))
         return Client(mixture), message, partial(mixed, ctx.task, trained, mixture)
 
+    def welcome(self, client: Client, inbox: Inbox, data: LocalData, epochs: int, ctx: Ctx) -> tuple[Client, Model]:
+        """A newcomer finds its proportions; the models stay as they are."""
+        received, mixture = inbox["server"]["models"].values.split(ctx.layout.dim), client.mixture
+        losses = torch.stack([self.losses(h, data.train, ctx)[0] for h in received], 1)  # [n, M]
+        for _ in range(epochs):
+            mixture = (mixture.log() - losses).softmax(1).mean(0).clamp(min=1e-12)
+        return Client(mixture), partial(mixed, ctx.task, received, mixture)
+
     def losses(self, theta: Vector, samples: Samples, ctx: Ctx) -> tuple[Tensor, int]:
         """The loss of each sample, and how many classes there are."""
         found = [(ctx.task.logits(theta, x), y) for x, y in samples.all(128)]

@@ -98,29 +98,42 @@ class PFedGate(Training):
         return Client(keep, fresh(self.gated(keep, ctx).gate, ctx.rng("gate")))
 
     def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Model]:
+        new, theta, sent = self.trained(client, inbox["server"]["theta"].values, data, self.epochs, ctx)
+        gated = self.gated(client.keep, ctx, data)
+        values = Values.of(theta, gated.blocks.spread(sent, ctx.layout.dim))
+        return new, Message(blocks=Bits(sent), theta=values, samples=len(data)), partial(gated.logits, theta, new.gate)
+
+    def welcome(self, client: Client, inbox: Inbox, data: LocalData, epochs: int, ctx: Ctx) -> tuple[Client, Model]:
+        theta = inbox["server"]["theta"].values
+        new, _, _ = self.trained(client, theta, data, epochs, ctx, both=False)
+        return new, partial(self.gated(client.keep, ctx, data).logits, theta, new.gate)
+
+    def trained(
+        self, client: Client, theta: Vector, data: LocalData, epochs: int, ctx: Ctx, *, both: bool = True
+    ) -> tuple[Client, Vector, Mask]:
+        """Gate and model, or the gate alone, after training from theta; and the blocks kept at least once."""
         gated, lr = self.gated(client.keep, ctx, data), lr_at(self, ctx.t, ctx.rounds)
-        gated.load(inbox["server"]["theta"].values, client.gate, train=True)
+        gated.load(theta, client.gate, train=True)
         how = {"momentum": self.momentum, "weight_decay": self.weight_decay, "clip": self.clip}
         kept, moves = self.velocity == "client", self.momentum > 0 or self.weight_decay > 0  # without gradient, too
         model = Sgd(gated.task.flat[: ctx.layout.params], **how, velocity=client.model_velocity if kept else None)
         gate = Sgd(gated.gate.flat[: gated.gate.layout.params], **how, velocity=client.gate_velocity if kept else None)
         sent, shares = torch.zeros(len(gated.blocks), dtype=torch.bool), list[float]()
-        batches = data.train.epochs(ctx.rng("train"), self.epochs, self.batch, drop_last=self.drop_last)
+        batches = data.train.epochs(ctx.rng("train"), epochs, self.batch, drop_last=self.drop_last)
         with batches.rng("layers").everywhere():
             for batch in batches:
                 if len(batch[1]) < 2:
                     continue  # one sample has no batch statistics
                 of_model, of_gate, chosen = gated.gradients(batch)  # line 6
-                model.step(of_model, lr, gated.blocks.spread(chosen) if moves else None)
+                if both:
+                    model.step(of_model, lr, gated.blocks.spread(chosen) if moves else None)
                 gate.step(of_gate, lr * self.lr_gate / self.lr)  # line 7
                 sent |= chosen
                 shares.append(gated.blocks.share(chosen))
         theta, phi = gated.taken()
         moving = (model.velocity, gate.velocity) if kept else (None, None)
         mean = fmean(shares) if shares else client.kept
-        new = Client(client.keep, phi, *moving, mean, gated.blocks.share(sent))
-        values = Values.of(theta, gated.blocks.spread(sent, ctx.layout.dim))
-        return new, Message(blocks=Bits(sent), theta=values, samples=len(data)), partial(gated.logits, theta, phi)
+        return Client(client.keep, phi, *moving, mean, gated.blocks.share(sent)), theta, sent
 
     def read(self, server: Vector, k: int, message: Message, ctx: Ctx) -> Answer:
         blocks = self.gated(budgets.share(self.keep, k, ctx.common), ctx).blocks
