@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparsona.core.layout import Layout, Mask, Vector
 from sparsona.core.rng import Rng
@@ -112,6 +112,14 @@ class Welcoming(Protocol):
 
 
 @runtime_checkable
+class Portable(Protocol):
+    """A method whose personal models are no vectors, but can be taken elsewhere all the same."""
+
+    def module(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> nn.Module:
+        """The personal model with all that it needs to predict, apart from this process's one task."""
+
+
+@runtime_checkable
 class Telling(Protocol):
     """A method that has more to tell of a client than its scores."""
 
@@ -139,6 +147,7 @@ __all__ = [
     "Method",
     "Model",
     "PeerMethod",
+    "Portable",
     "Remarking",
     "Rng",
     "Samples",

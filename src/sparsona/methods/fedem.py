@@ -8,10 +8,11 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparsona.core.aggregate import Mean
 from sparsona.core.fields import Count
+from sparsona.core.portable import Mixture, plain
 from sparsona.core.samples import Samples
 from sparsona.core.task import Task
 from sparsona.core.training import Ctx, Training, train
@@ -101,6 +102,10 @@ class FedEM(Training):
         for _, (models, samples) in inbox:
             mean.add(models, samples)
         return mean.value(otherwise=server)
+
+    def module(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> nn.Module:
+        models = inbox["server"]["models"].values.split(ctx.layout.dim)
+        return Mixture([plain(ctx.task, h) for h in models], client.mixture)
 
     def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Model:
         return partial(mixed, ctx.task, inbox["server"]["models"].values.split(ctx.layout.dim), client.mixture)

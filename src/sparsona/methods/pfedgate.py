@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Literal
 
 import torch
+from torch import nn
 
 from sparsona.core import budgets
 from sparsona.core.aggregate import Mean, OverlapMean
@@ -26,6 +27,7 @@ from sparsona.core.gated import Gated
 from sparsona.core.imports import imported
 from sparsona.core.knapsack import SELECTORS, room, select
 from sparsona.core.layout import replaced
+from sparsona.core.portable import gated_module
 from sparsona.core.task import Sgd
 from sparsona.core.training import Ctx, Training, lr_at
 from sparsona.core.wire import Bits, Message, Values, WireError
@@ -155,6 +157,10 @@ class PFedGate(Training):
     def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Model:
         theta = inbox["server"]["theta"].values
         return partial(self.gated(client.keep, ctx, data).logits, theta, client.gate)
+
+    def module(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> nn.Module:
+        x, _ = data.train.at(torch.arange(len(data)))  # blocks are chosen once, by what the client has seen
+        return gated_module(self.gated(client.keep, ctx, data), inbox["server"]["theta"].values, client.gate, x)
 
     def notes(self, client: Client, ctx: Ctx) -> dict[str, float]:
         return {"sparsity": 1 - client.kept, "sent": client.sent}
