@@ -86,7 +86,7 @@ def figures() -> Iterator[Figure]:
     """Everything measured here."""
     for keep, bar in ((0.5, 0.60), (0.3, 0.50)):
         for size in (32, 128):
-            name = f"pfedgate: {{}} of a batch of {size} over FedAvg's, LeNet, keep {keep}"
+            name = f"gate: {{}} of a batch of {size} over FedAvg's, LeNet, keep {keep}"
             yield Figure(name.format("time"), time_ratio(size, keep), "x", bar, "lower")
             yield Figure(name.format("peak memory"), memory_ratio(size, keep), "x", bar, "lower")
 
