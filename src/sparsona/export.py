@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,18 @@ Told = dict[str, Any]
 FORMATS = (".safetensors", ".onnx")
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """Compute by one thread, as runs do: a newcomer then adapts to the same bits as in the run."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@alone()
 def export(run: Run, k: int, to: Path, data_dir: Path | None = None) -> Told:
     """Write client k's personal model, as it is at the end of a finished run, and tell what was written."""
     _ready(run, to)
@@ -43,6 +56,7 @@ def export(run: Run, k: int, to: Path, data_dir: Path | None = None) -> Told:
     return save_module(module, fleet.local(k).train.at(torch.tensor([0]))[0], to, about(run.recipe, fleet, k))
 
 
+@alone()
 def adapt(
     run: Run, data: Path, to: Path | None = None, overrides: Sequence[str] = (), data_dir: Path | None = None
 ) -> Told:
