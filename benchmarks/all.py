@@ -31,7 +31,7 @@ NO_DATA = "not measured (needs Fashion-MNIST: set SPARSONA_DATA)"
 NO_FLOWER = "not measured (needs Flower: `make bench` installs it)"
 FAILED = "failed"
 
-SCRIPTS = ("wire.py", "memory.py", "throughput.py", "fedspa.py", "fedpse.py", "masks.py", "freeze.py")
+SCRIPTS = ("wire.py", "memory.py", "throughput.py", "fedspa.py", "fedpse.py", "gate.py", "masks.py", "freeze.py")
 ON_DATA = {  # what a benchmark leaves out without Fashion-MNIST
     "memory.py": (
         "memory: 2,000 clients with a personal LeNet each, peak of all processes and state on disk",

@@ -37,6 +37,11 @@ def perfedmask() -> list[Line]:
     return list(CHECKS["perfedmask"]())
 
 
+@pytest.fixture(scope="module")
+def pfedgate() -> list[Line]:
+    return list(CHECKS["pfedgate"]())
+
+
 def call(*arguments: str) -> Result:
     done = CliRunner().invoke(cli.app, ["check", *arguments])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
@@ -100,6 +105,15 @@ def test_every_line_of_perfedmask_is_as_expected(perfedmask: list[Line]) -> None
     assert [x.printed for x in perfedmask if not x.agrees] == [
         *("57.022", "6.138", "1.803", "31.221", "0.941", "1.518", "2.095", "2.647", "3.364", "0.609", "0.204"),
     ]
+
+
+def test_every_line_of_pfedgate_is_as_expected(pfedgate: list[Line]) -> None:
+    assert [x for x in pfedgate if x.failed] == []
+    assert [x for x in pfedgate if x.stated and x.agrees] == []
+    assert [x for x in pfedgate if x.within and not x.note] == []
+    assert len(pfedgate) == len({(x.section, x.what, x.source) for x in pfedgate}) == 54
+    assert [x.printed for x in pfedgate if not x.agrees] == ["2,171,786"]  # the count of ten classes, for 62
+    assert all(x.within <= 0.01 for x in pfedgate)
 
 
 def test_tolerances_are_tight(fedspa: list[Line]) -> None:

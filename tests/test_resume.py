@@ -101,6 +101,7 @@ class Mother:
         ("fedspa", "local", 8),
         ("dadpfl", "local", 6),
         ("fedpse", "local", 6),
+        ("pfedgate", "local", 4),
     ],
 )
 def test_killed_at_random_moments(method, engine, kills, tmp_path):
@@ -186,17 +187,16 @@ def test_killed_in_the_middle_of_writing_checkpoints(tmp_path):
     assert seen > 15
 
 
+GATED = ("pfedgate", "pfedme", "lgfedavg", "fedem", "fedrep", "fedmask", "heterofl", "perfedavg")
+MASKED = ("perfedmask", "perfedmask+splitmix")
+
+
 @pytest.mark.parametrize(
     ("method", "every"),
     [
         ("local", 1),
         ("local", 3),
-        ("fedspa", 3),
-        ("dadpfl", 3),
-        ("fedpse", 3),
-        ("fedstc", 3),
-        ("fedscr", 3),
-        ("perfedmask+splitmix", 3),
+        *((m, 3) for m in ("fedspa", "dadpfl", "fedpse", "fedstc", "fedscr", *GATED, *MASKED)),
     ],
 )
 def test_interrupted_and_resumed(method, every, tmp_path):

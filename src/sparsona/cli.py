@@ -288,6 +288,52 @@ def compare(
         _tell(f"tables and pictures: {folder}")
 
 
+@app.command("export", epilog="Example: sparsona export runs/a --client 7 --to seven.onnx")
+def export_model(
+    folder: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    client: Annotated[int, typer.Option(help="Whose model, by number from 0.")],
+    to: Annotated[Path, typer.Option(help="The file: NAME.safetensors or NAME.onnx.")],
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Write a client's personal model into a file, as small as it is, to be used elsewhere."""
+    from sparsona.export import export
+
+    with _errors(as_json), _writing(to):
+        _written(export(Run.open(folder), client, to, data_dir), as_json)
+
+
+@app.command(
+    epilog="Examples: sparsona adapt runs/a --data mine.npz | "
+    "sparsona adapt runs/a --data mine.npz --to mine.onnx fleet.adapt_epochs=5 method.keep=0.3"
+)
+def adapt(
+    folder: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    samples: Annotated[Path, typer.Option("--data", help="The newcomer's samples: .npz with x and y as in the run.")],
+    overrides: Overrides = None,
+    to: Annotated[
+        Path | None, typer.Option(help="Where its model goes, NAME.safetensors or NAME.onnx; by default nowhere.")
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Personalise for a client that was never part of a run, test its model and write it."""
+    from sparsona.export import adapt as welcome
+
+    with _errors(as_json):
+        _written(welcome(Run.open(folder), samples, to, overrides or (), data_dir), as_json)
+
+
+def _written(told: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        _print(told)
+        return
+    if "accuracy" in told:
+        _tell(f"accuracy {told['accuracy']:.1%} on its test samples; {told['train_samples']} to adapt with")
+    if "file" in told:
+        _tell(f"{told['parameters']:,} parameters, {told['nbytes']:,} bytes: {told['file']}")
+
+
 @app.command(epilog="Example: sparsona methods")
 def methods(as_json: Json = False) -> None:
     """List the methods."""

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union
 from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt
 from pydantic import TypeAdapter, ValidationError
 
-from sparsona.core.fields import Count, Natural, PositiveShare
+from sparsona.core.fields import Count, Fraction, Natural, PositiveShare
 from sparsona.core.topology import Topology
 from sparsona.data import DataConfig
 from sparsona.method import Choosy, Method, PeerMethod
@@ -46,6 +46,8 @@ class FleetConfig:
     """Who takes part in a round of a method with a server; without one, all do, and the topology says how."""
 
     per_round: Count | None = None  # clients drawn each round; all of them if left out
+    hold_out: Fraction = 0.0  # share of clients that never take part: newcomers, adapted and tested at the end
+    adapt_epochs: Count = 1  # passes over its data with which a newcomer adapts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,11 +231,22 @@ def check(raw: Mapping[str, Any]) -> Recipe:
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, partition_file=file))
     if isinstance(recipe.method, PeerMethod):
         recipe = _connected(recipe)
-    if recipe.fleet.per_round is not None and recipe.fleet.per_round > recipe.data.clients:
-        raise RecipeError(
-            f"fleet.per_round = {recipe.fleet.per_round}: must be at most data.clients = {recipe.data.clients}"
-        )
+    _manned(recipe)
     return recipe
+
+
+def _manned(recipe: Recipe) -> None:
+    """Raise RecipeError unless there are enough clients for what is asked of them."""
+    fleet, clients = recipe.fleet, recipe.data.clients
+    newcomers = round(fleet.hold_out * clients)
+    if fleet.hold_out and isinstance(recipe.method, PeerMethod):
+        raise RecipeError(f"fleet.hold_out = {fleet.hold_out}: must be 0 for a method without a server")
+    if fleet.hold_out and not 0 < newcomers < clients:
+        what = f"{newcomers} of data.clients = {clients}; at least one must be held out, and one not"
+        raise RecipeError(f"fleet.hold_out = {fleet.hold_out}: that is {what}")
+    if fleet.per_round is not None and fleet.per_round > clients - newcomers:
+        rest = f" less {newcomers} newcomers" if newcomers else ""
+        raise RecipeError(f"fleet.per_round = {fleet.per_round}: must be at most data.clients = {clients}{rest}")
 
 
 def assembled(kind: type[T], raw: Mapping[str, Any], **built: Any) -> T:

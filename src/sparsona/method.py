@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparsona.core.layout import Layout, Mask, Vector
 from sparsona.core.rng import Rng
@@ -126,6 +126,22 @@ class Voter(Protocol):
 
 
 @runtime_checkable
+class Welcoming(Protocol):
+    """A method that has its own way to personalise for a newcomer; others tune the whole model that it would use."""
+
+    def welcome(self, client: Client, inbox: Inbox, data: LocalData, epochs: int, ctx: Ctx) -> tuple[Client, Model]:
+        """A client that has just joined, after so many passes over its data, and the model it then uses."""
+
+
+@runtime_checkable
+class Portable(Protocol):
+    """A method whose personal models are no vectors, but can be taken elsewhere all the same."""
+
+    def module(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> nn.Module:
+        """The personal model with all that it needs to predict, apart from this process's one task."""
+
+
+@runtime_checkable
 class Telling(Protocol):
     """A method that has more to tell of a client than its scores."""
 
@@ -155,6 +171,7 @@ __all__ = [
     "Method",
     "Model",
     "PeerMethod",
+    "Portable",
     "Remarking",
     "Rng",
     "Samples",
@@ -167,5 +184,6 @@ __all__ = [
     "Training",
     "Vector",
     "Voter",
+    "Welcoming",
     "of_last_round",
 ]

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
@@ -26,7 +27,7 @@ from sparsona.core.task import Task
 from sparsona.core.topology import cohort
 from sparsona.core.wire import Message, Values
 from sparsona.data import Fleet, build
-from sparsona.engines.device import Device, Job, Raw, Score, Wants
+from sparsona.engines.device import Device, Job, Raw, Result, Score, Wants
 from sparsona.engines.local import Local
 from sparsona.engines.pool import Pool
 from sparsona.engines.rounds import Ballots, Engine, Round, peers, star
@@ -59,9 +60,23 @@ def prepare(recipe: Recipe, data_dir: Path | None = None) -> tuple[Device, Fleet
         model = build_model(recipe.model.name, data.classes, data.shape, data.vocabulary or None, recipe.model.width)
     task, theta0 = Task.of(model, fleet.local(0).train.at(torch.tensor([0]))[0])
     device = Device(
-        recipe.method, task, theta0, fleet.local, fleet.test, recipe.seed, recipe.rounds, recipe.evaluate.batch
+        recipe.method,
+        task,
+        theta0,
+        fleet.local,
+        fleet.test,
+        recipe.seed,
+        recipe.rounds,
+        recipe.evaluate.batch,
+        recipe.fleet.adapt_epochs,
     )
     return device, fleet
+
+
+def newcomers(recipe: Recipe) -> list[int]:
+    """The clients that never take part."""
+    count = round(recipe.fleet.hold_out * recipe.data.clients)
+    return sorted(Rng(recipe.seed, "newcomers").permutation(recipe.data.clients)[:count].tolist())
 
 
 def verify(recipe: Recipe, device: Device, fleet: Fleet) -> None:
@@ -191,6 +206,11 @@ class _Loop:
     apart: dict[str, Tensor] = field(default_factory=dict)  # parts of the server's value as they were last written
     best: tuple[int, float, Tensor] | None = None  # round, validation accuracy and shared model, if it is finished
 
+    @cached_property
+    def members(self) -> list[int]:
+        """The clients that are no newcomers."""
+        return sorted(set(range(self.fleet.clients)) - set(newcomers(self.recipe)))
+
     def go(self) -> dict[str, Any]:
         """Run to the end and give the summary."""
         path = None if self.folder is None else self.folder.path / "state.sqlite"
@@ -240,10 +260,11 @@ class _Loop:
         began = time.perf_counter()
         recipe = self.recipe
         store.begin_round()
-        everyone = self.fleet.clients
+        everyone, key = self.fleet.clients, Rng(recipe.seed, "cohort", t)
         wants: Wants = ("score",) if "after" in recipe.evaluate.points else ()
         if isinstance(self.device.method, StarMethod):
-            chosen = cohort(everyone, recipe.fleet.per_round or everyone, Rng(recipe.seed, "cohort", t))
+            places = cohort(len(self.members), recipe.fleet.per_round or len(self.members), key)
+            chosen = [self.members[place] for place in places]
             ctx = self.device.ctx(t, "merge", t)
             server, done = star(self.device.method, self.engine, store, server, t, chosen, ctx, wants)
         else:
@@ -314,12 +335,12 @@ class _Loop:
             jobs["before"] = self._tests(store, server, t)
         if "shared" in self.recipe.evaluate.points and isinstance(self.device.method, SharedModel):
             model: Inbox = {"server": Message(theta=Values(self.device.method.shared(server)))}
-            jobs["shared"] = (Job("shared", t, k, None, model) for k in range(self.fleet.clients))
+            jobs["shared"] = (Job("shared", t, k, None, model) for k in self.members)
         return {point: {r.k: r.score for r in self.engine.map(todo) if r.score} for point, todo in jobs.items()}
 
     def _tests(self, store: Store, server: Server, t: int, model: bool = False) -> Iterator[Job]:
         ctx = self.device.ctx(t, "tests", t)
-        for k in range(self.fleet.clients):
+        for k in self.members:
             wants: Wants = ("model",) if model else ()
             inbox: dict[str | int, Raw]
             if isinstance(self.device.method, StarMethod):
@@ -368,6 +389,9 @@ class _Loop:
     def _finish(self, store: Store, server: Server) -> dict[str, Any]:
         """Write what a finished run leaves; the summary comes last, so that a run without it is not finished."""
         summary = summarise(self.recipe, self.rows)
+        adapted = self._adapt(server)
+        if adapted:
+            summary["newcomers"] = metrics({k: result.score for k, result in adapted.items() if result.score})
         if self.folder is None:
             return summary
         path = self.folder.path
@@ -376,6 +400,9 @@ class _Loop:
         write(state / "server.safetensors", dumps(server))
         for k in store.clients():
             write(state / f"client-{k:05d}.safetensors", store.client(k) or b"")
+        for k, result in adapted.items():
+            if result.client is not None:
+                write(state / f"client-{k:05d}.safetensors", result.client)
         if not isinstance(self.device.method, StarMethod):
             for k in range(self.fleet.clients):  # among peers, weights lie in what each told last
                 letter = store.mail(k, self.recipe.rounds)[0]
@@ -390,6 +417,15 @@ class _Loop:
         store.close()
         _forget_state(path)
         return summary
+
+    def _adapt(self, server: Server) -> dict[int, Result]:
+        """Let those who were held out join now."""
+        method, t = self.device.method, self.recipe.rounds - 1
+        if not isinstance(method, StarMethod):
+            return {}
+        ctx = self.device.ctx(t, "tests", t)
+        jobs = (Job("adapt", t, k, None, {"server": method.down(server, k, ctx)}) for k in newcomers(self.recipe))
+        return {result.k: result for result in self.engine.map(jobs)}
 
     def _models(self, store: Store, server: Server, path: Path) -> None:
         path.mkdir(exist_ok=True)

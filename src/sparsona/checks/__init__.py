@@ -9,6 +9,7 @@ from sparsona.checks.fedpse import fedpse
 from sparsona.checks.fedspa import fedspa
 from sparsona.checks.line import Line
 from sparsona.checks.perfedmask import perfedmask
+from sparsona.checks.pfedgate import pfedgate
 
 __all__ = ["CHECKS", "Line"]
 
@@ -17,4 +18,5 @@ CHECKS: dict[str, Callable[[], Iterator[Line]]] = {
     "dadpfl": dadpfl,
     "fedpse": fedpse,
     "perfedmask": perfedmask,
+    "pfedgate": pfedgate,
 }

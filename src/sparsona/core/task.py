@@ -23,9 +23,10 @@ class Task:
     non-zero weights, training is three times the forward pass).
     """
 
-    def __init__(self, model: nn.Module, layout: Layout) -> None:
+    def __init__(self, model: nn.Module, layout: Layout, shape: tuple[int, ...] = ()) -> None:
         self.model = model
         self.layout = layout
+        self.shape = shape  # of one input, if known
         self.flops = 0
         self.flat = torch.zeros(layout.dim)
         self.grads = torch.zeros(layout.params)
@@ -38,7 +39,7 @@ class Task:
         """A task and the model's initial vector."""
         layout = Layout.of(model, example)
         theta0 = layout.flatten({**dict(model.named_buffers()), **dict(model.named_parameters())})
-        return Task(model, layout), theta0
+        return Task(model, layout, tuple(example.shape[1:])), theta0
 
     def logits(self, theta: Vector, x: Tensor) -> Tensor:
         """Outputs for a batch, in evaluation mode."""
@@ -161,6 +162,38 @@ class Adam:
     def moments(self) -> Moments:
         """What it remembers by now."""
         return Moments(self._mean, self._square, self._steps)
+
+
+class Sgd:
+    """SGD's steps on a vector, in place, each on some of its entries only; momentum goes on from what it was."""
+
+    def __init__(
+        self,
+        w: Tensor,
+        *,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        clip: float | None = None,
+        velocity: Tensor | None = None,
+    ) -> None:
+        self.w, self.momentum, self.weight_decay, self.clip = w, momentum, weight_decay, clip
+        self.velocity = None
+        if momentum:
+            self.velocity = torch.zeros_like(w) if velocity is None else velocity.clone()
+
+    def step(self, g: Tensor, lr: float, move: Mask | None = None) -> None:
+        """Clip, decay, move: what ``move`` leaves out keeps its value and its velocity; the gradient is used up."""
+        if self.clip is not None:
+            g.mul_((self.clip / (g.norm() + 1e-6)).clamp(max=1.0))
+        if self.weight_decay:
+            g.add_(self.w, alpha=self.weight_decay)
+        if self.velocity is not None:
+            g.add_(self.velocity, alpha=self.momentum)
+        if move is not None:
+            g.mul_(move)
+        if self.velocity is not None:
+            self.velocity.copy_(g if move is None else torch.where(move, g, self.velocity))
+        self.w.sub_(g, alpha=lr)
 
 
 def sgd(
