@@ -247,6 +247,21 @@ def test_a_recipe_written_out_reads_back_the_same(name: str) -> None:
         assert check(tomllib.loads(to_toml(tables(recipe)))) == recipe
 
 
+def test_variants_that_a_change_makes_equal_are_refused() -> None:
+    told = "variants sparsity 0.2 and sparsity 0.5 have become the same run"
+    with pytest.raises(RecipeError, match=told):
+        load("fedspa/small/sparsity", ["method.density=0.3"], ["sparsity 0.2", "sparsity 0.5"])
+    assert list(load("fedspa/small/sparsity", ["method.density=0.3"], ["sparsity 0.5"])) == ["sparsity 0.5"]
+
+
+def test_a_change_that_one_variant_cannot_take_says_how_to_spare_the_others() -> None:
+    hint = "to change one variant only: variants.NAME.topology.name=..., NAME being one of dadpfl, dispfl"
+    with pytest.raises(RecipeError, match=hint):
+        load("dadpfl/small/main-dir", ["topology.name=ring"], ["dadpfl", "dispfl"])
+    with pytest.raises(RecipeError, match=r"allowed$"):
+        load("dadpfl/small/main-dir", ["topology.name=ring"], ["dadpfl"])
+
+
 def test_only_some_variants() -> None:
     assert list(load("quickstart", only=["personal", "shared"])) == ["shared", "personal"]
     with pytest.raises(RecipeError, match='only "persnal": no such variant; did you mean "personal"'):

@@ -761,11 +761,11 @@ def _plan(folder: Path) -> dict[str, Recipe]:
         raise RunError(f"{file} is damaged: {error}") from error
 
 
-def _members(folder: Path) -> list[Path]:
-    """The run folders that a path stands for: itself, or all of its runs."""
+def _members(folder: Path, *, begun: bool = True) -> list[Path]:
+    """The run folders that a path stands for: itself, or all of its runs, an error if some have not begun."""
     if (folder / "plan.json").is_file():
         inside = [folder / name for name in _plan(folder)]
-        if not all((run / "recipe.toml").is_file() for run in inside):
+        if begun and not all((run / "recipe.toml").is_file() for run in inside):
             raise RunError(f"{folder} is not finished, go on with: sparsona resume {shlex.quote(str(folder))}")
         return inside
     # a shell that spells out runs/x/* also names plan.json and the comparison
@@ -1073,7 +1073,7 @@ def _meanings(kind: type) -> dict[str, str]:
 
 
 def _show_runs(folder: Path, as_json: bool) -> None:
-    members = _members(folder)
+    members = _members(folder, begun=False)
     begun = [Run(p) for p in members if (p / "recipe.toml").is_file()]
     if as_json:
         _print({"folder": str(folder), "runs": [_state(r) for r in begun]})

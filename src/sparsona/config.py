@@ -147,10 +147,20 @@ def load(name: str, overrides: Iterable[str] = (), only: Sequence[str] = ()) -> 
     changes = [override(text) for text in overrides]
     raw = variants(name, only, [keys for keys, _ in changes])
     plan = {}
+    known: dict[str, str | None] = {}
     for variant in raw:
         recipe = changed(raw, variant, changes)
+        told_apart(known, variant, recipe)
         plan[recipe.name if variant is None else variant] = recipe
     return plan
+
+
+def told_apart(known: dict[str, str | None], variant: str | None, recipe: Recipe) -> None:
+    """An error if a recipe is that of another variant: then a change covers what sets the two apart."""
+    twin = known.setdefault(json.dumps(tables(recipe)), variant)
+    if twin != variant:
+        what = "a change covers what sets them apart; choose one by --only"
+        raise RecipeError(f"variants {twin} and {variant} have become the same run: {what}")
 
 
 def variants(
@@ -200,8 +210,10 @@ def changed(raw: Mapping[str | None, dict[str, Any]], variant: str | None, chang
     try:
         return check(_patched(raw[variant], [*common, *own]))
     except RecipeError as error:
-        hint = next((f"variants.NAME.{'.'.join(keys)}=..." for keys, _ in common if keys[0] == "method"), None)
-        alone = f"; to change one variant only: {hint}, NAME being one of {', '.join(map(str, raw))}" if hint else ""
+        shared = [".".join(keys) for keys, _ in common if keys[0] in ("method", "topology")]
+        only = f"to change one variant only: variants.NAME.{shared[0]}=..." if shared else ""
+        helps = bool(only) and len(raw) > 1
+        alone = f"; {only}, NAME being one of {', '.join(map(str, raw))}" if helps else ""
         raise RecipeError(f"variant {variant}: {error}{alone}") from error
 
 
@@ -576,5 +588,6 @@ __all__ = [
     "shown",
     "tables",
     "to_toml",
+    "told_apart",
     "variants",
 ]
