@@ -75,7 +75,7 @@ def figures() -> Iterator[Figure]:
     dense = wire_bytes(FedAvg(**how))
     for name, method, bar in (("fedpse", FedPSE, 0.125), ("fedscr", FedSCR, 0.125), ("fedstc", FedSTC, 0.025)):
         ratio = wire_bytes(method(**how)) / dense
-        yield Figure(f"{name}: wire bytes over FedAvg's, ConvNet2, p = 0.9", ratio, "x", bar, "lower")
+        yield Figure(f"fedpse: wire bytes of {name} over FedAvg's, ConvNet2, p = 0.9", ratio, "x", bar, "lower")
     try:
         load("fashion-mnist")
     except DataError as error:

@@ -16,6 +16,7 @@ import pytest
 from engines.test_engines import files
 from small import recipe
 from sparsona.config import tables, to_toml
+from sparsona.engines.files import write
 from sparsona.engines.store import StoreError
 from sparsona.results import Run, RunError
 from sparsona.runner import resume, run
@@ -289,15 +290,10 @@ def test_large_messages_of_peers_lie_in_files_and_change_nothing(engine, tmp_pat
     r = recipe("dadpfl", rounds=6, engine=engine, checkpoint_every=2)
     run(r, tmp_path / "whole")
     monkeypatch.setattr("sparsona.engines.store._LARGE", 1)
-
-    def stop(step):
-        assert list((tmp_path / "stopped" / "state.mail").iterdir())
-        if step.round == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(r, tmp_path / "stopped", listen=stop)
-    resume(tmp_path / "stopped")
+    written = []
+    monkeypatch.setattr("sparsona.engines.store.write", lambda path, data: (written.append(path), write(path, data)))
+    stopped_and_resumed(r, 3, tmp_path / "stopped")
+    assert {path.parent.name for path in written} == {"state.mail"}
     assert files(tmp_path / "stopped", LEAVE) == files(tmp_path / "whole", LEAVE)
     assert not (tmp_path / "stopped" / "state.mail").exists()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -251,9 +252,12 @@ class CellSheet(Sheet):
             Column("paper", lambda r: self._figure(r["printed"], r["printed_std"])),
             Column("ours", lambda r: self._figure(r["mean"], r["std"])),
             Column("difference", lambda r: self._figure(r["difference"], None, "+")),
-            *(Column(f"ours {p}", lambda r, p=p: self._figure(r[p], None)) for p in self.others),  # type: ignore[misc]
+            *(Column(f"ours {point}", partial(self._at, point)) for point in self.others),
             Column("seeds", lambda r: str(r["seeds"])),
         ]
+
+    def _at(self, point: str, row: Row) -> str:
+        return self._figure(row[point], None)
 
     def _figure(self, value: float | None, std: float | None, sign: str = "") -> str:
         if value is None:

@@ -174,7 +174,7 @@ def test_downstream_piece_by_piece():
     # zeros that fill up are nobody's choice: the server's places alone
     nothing = sparse(6, {1: 0.0, 2: 0.0, 3: 0.0, 5: 0.0})
     assert downstream(layout, top, nothing, Rng(1), "model").tolist() == [1, 1, 0, 1, 1, 0]
-    # one with a single place of its own, opposed to the average: that place, not the zeros that fill up
+    # one with two entries of its own, 4 in common with the server: 5, not the zeros that fill up
     single = sparse(6, {2: 0.0, 3: 0.0, 4: -1.0, 5: -0.5})
     # cosine -4 / (sqrt(22) sqrt(1.25)) = -0.76: round(0.88 * 3) = 3 of its own, of which there is one
     got = downstream(layout, top, single, Rng(1), "model").tolist()
@@ -715,7 +715,7 @@ def test_an_update_of_nothing(name):
 @pytest.mark.parametrize(("size", "sparsity"), [(4, 1.0), (4, -0.1), (3, 0.5), (5, math.nan)])
 @pytest.mark.parametrize("each", ["layer", "model"])
 def test_what_upstream_cannot_take_is_told(size, sparsity, each):
-    with pytest.raises(ValueError, match=rf"update, sparsity: \({size},\), {sparsity}; an update of 4 entries"):
+    with pytest.raises(ValueError, match=rf"vec, sparsity: \({size},\), {sparsity}; a vector of 4 entries"):
         upstream(layers(1, 3), torch.ones(size), sparsity, each)
 
 

@@ -64,7 +64,7 @@ def test_a_round_by_hand():
     assert set(method.down(later, 1, ctx)) == {"places", "signs", "sizes"}
     assert method.down(later, 0, ctx)["weights"].mask.tolist() == [1, 1, 0, 1, 1, 1]  # it has had nothing yet
     assert torch.equal(method.personal(client, {"server": method.down(later, 0, ctx)}, data, ctx), later.theta)
-    # one that has the first version, away while client 0 says something twice, is told what moved since, and no more
+    # one that has version 2, away while client 0 says something twice, is told what moved since, and no more
     there = method.merge(later, iter([(1, method.read(later, 1, silent, ctx))]), ctx)
     away = there
     for _ in range(2):

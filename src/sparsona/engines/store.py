@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparsona.results import write
+from sparsona.engines.files import write
 
 Letter = bytes | Path  # an encoded message, or the file that holds it
 _LARGE = 1 << 22  # bytes from which a message gets a file

@@ -48,9 +48,6 @@ class Server:
 
 def upstream(layout: Layout, update: Vector, sparsity: float, each: Piece = "layer") -> tuple[Sparse, Vector]:
     """UPS: the largest entries of an update, to be sent, and the residual; together they are the update exactly."""
-    if update.shape != (layout.dim,) or not 0 <= sparsity < 1:
-        what = f"an update of {layout.dim} entries and a share of at least 0 and below 1 are allowed"
-        raise ValueError(f"update, sparsity: {tuple(update.shape)}, {sparsity}; {what}")
     mask = masks.largest(layout, update, sparsity, each)
     return Sparse.of(update, mask), torch.where(mask, 0.0, update)
 
@@ -59,10 +56,9 @@ def downstream(
     layout: Layout, top: Sparse, update: Sparse, rng: Rng, each: Piece = "layer", correlation: Correlation = cosine
 ) -> Mask:
     """DPS: where a client is sent the average, by the average's largest entries and those that the client sent."""
-    dense = update.dense()
-    chosen = update.mask & (dense != 0)  # a zero that fills an update up is nobody's choice
-    parts = enumerate(masks.pieces(layout, each, top.mask, chosen, top.dense(), dense))
-    return torch.cat([masks.mixed(ours, own, distance(correlation, a, b), rng(i)) for i, (ours, own, a, b) in parts])
+    parts = enumerate(masks.pieces(layout, each, top.mask, top.dense(), update.dense()))
+    # b != 0: a zero that fills an update up is nobody's choice
+    return torch.cat([masks.mixed(ours, b != 0, distance(correlation, a, b), rng(i)) for i, (ours, a, b) in parts])
 
 
 @dataclass(frozen=True, kw_only=True)
