@@ -22,6 +22,7 @@ from torch import Tensor
 
 import sparsona
 from sparsona.config import Recipe, RecipeError, check, tables
+from sparsona.core.arithmetic import arithmetic
 from sparsona.core.rng import Rng
 from sparsona.core.task import Task
 from sparsona.core.topology import cohort
@@ -166,27 +167,23 @@ def about(recipe: Recipe, device: Device, fleet: Fleet) -> dict[str, Any]:
 
 @contextmanager
 def _engine(recipe: Recipe, data_dir: Path | None) -> Iterator[tuple[Engine, Device, Fleet]]:
-    """The engine a recipe asks for, stopped at the end; computation is single-threaded so that all engines agree."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """The engine a recipe asks for, stopped at the end."""
     engine: Engine | None = None
-    try:
-        if recipe.engine.name == "pool":
-            where = None if data_dir is None else str(data_dir)
-            pool = Pool(
-                recipe.engine.workers, "sparsona.runner:worker_device", {"recipe": tables(recipe), "data_dir": where}
-            )
-            engine = pool
-            device, fleet = prepare(recipe, data_dir)  # while the workers start
-            pool.ready()
-        else:
-            device, fleet = prepare(recipe, data_dir)
-            engine = Local(device)
-        yield engine, device, fleet
-    finally:
-        if engine is not None:
-            engine.close()
-        torch.set_num_threads(threads)
+    with arithmetic():
+        try:
+            if recipe.engine.name == "pool":
+                where = None if data_dir is None else str(data_dir)
+                arguments = {"recipe": tables(recipe), "data_dir": where}
+                engine = pool = Pool(recipe.engine.workers, "sparsona.runner:worker_device", arguments)
+                device, fleet = prepare(recipe, data_dir)  # while the workers start
+                pool.ready()
+            else:
+                device, fleet = prepare(recipe, data_dir)
+                engine = Local(device)
+            yield engine, device, fleet
+        finally:
+            if engine is not None:
+                engine.close()
 
 
 @dataclass

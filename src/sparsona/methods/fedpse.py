@@ -17,16 +17,14 @@ import torch
 
 from sparsona.core import budgets, masks
 from sparsona.core.aggregate import elementwise_mean, weighted_mean
-from sparsona.core.budgets import Fractions
 from sparsona.core.correlation import CORRELATIONS, Correlation, cosine, distance
 from sparsona.core.imports import imported
 from sparsona.core.layout import added
 from sparsona.core.masks import PackedSparse, Piece
-from sparsona.core.rng import Rng
 from sparsona.core.task import Moments
 from sparsona.core.training import Ctx, Training, train_on
 from sparsona.core.wire import Message, Sparse, Values, WireError
-from sparsona.method import Inbox, Layout, LocalData, Mask, Vector
+from sparsona.method import Inbox, Layout, LocalData, Mask, Rng, Vector
 
 Answer = tuple[Sparse, int, Vector]  # an update, its number of samples, and the running statistics to be averaged
 
@@ -66,7 +64,7 @@ class FedPSE(Training):
     """Personal base models, moved by sparse personal updates."""
 
     keeps_moments: ClassVar[bool] = True
-    sparsity: Fractions = 0.9  # p, the share left out: a number, one per client, {low, high}, or {values, weights}
+    sparsity: budgets.Fractions = 0.9  # p, the share left out: a number, one each, {low, high}, or {values, weights}
     scope: Piece = "layer"  # what entries compete in and distances are taken of: each tensor, or the whole model
     elementwise: bool = True  # EWA; false: an entry that a client did not send counts as 0
     personalise: bool = True  # DPS; false: the largest entries of the average for everybody
@@ -99,8 +97,8 @@ class FedPSE(Training):
     def down(self, server: Server, k: int, ctx: Ctx) -> Message:
         if k not in server.pending:
             return Message()  # it has not taken part yet, and has the common initial model
-        more = {} if server.running is None else {"running": Values(server.running)}
-        return Message(update=server.pending[k].sparse(), **more)
+        running = {} if server.running is None else {"running": Values(server.running)}
+        return Message(update=server.pending[k].sparse(), **running)
 
     def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
         message, base = inbox["server"], client.base
