@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from sparsona.config import Recipe, changed, override, tables
+from sparsona.core.arithmetic import arithmetic
 from sparsona.core.portable import plain
 from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData, Samples
@@ -33,18 +33,7 @@ Told = dict[str, Any]
 FORMATS = (".safetensors", ".onnx")
 
 
-@contextmanager
-def alone() -> Iterator[None]:
-    """Compute by one thread, as runs do: a newcomer then adapts to the same bits as in the run."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-@alone()
+@arithmetic()  # as in runs: a newcomer then adapts to the same bits
 def export(run: Run, k: int, to: Path, data_dir: Path | None = None) -> Told:
     """Write client k's personal model, as it is at the end of a finished run, and tell what was written."""
     _ready(run, to)
@@ -56,7 +45,7 @@ def export(run: Run, k: int, to: Path, data_dir: Path | None = None) -> Told:
     return save_module(module, fleet.local(k).train.at(torch.tensor([0]))[0], to, about(run.recipe, fleet, k))
 
 
-@alone()
+@arithmetic()
 def adapt(
     run: Run, data: Path, to: Path | None = None, overrides: Sequence[str] = (), data_dir: Path | None = None
 ) -> Told:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sparsona.core.arithmetic import arithmetic
 from sparsona.core.layout import Layout
 from sparsona.core.rng import Rng
 from sparsona.core.samples import Samples
@@ -116,9 +117,7 @@ def timed(method: PerFedMask, task: Task, theta: torch.Tensor, samples: Samples,
     rows = Problem(sizes, tuple(budgets)).fullest
     batch = replace(samples, index=samples.index[: method.batch])
     spent: list[list[float]] = [[] for _ in SHARES]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with arithmetic():
         for i in range(times + 1):  # the first warms up
             for row, found in zip(rows, spent, strict=True):
                 move = method.moving(task.layout, torch.from_numpy(row))
@@ -126,8 +125,6 @@ def timed(method: PerFedMask, task: Task, theta: torch.Tensor, samples: Samples,
                 batches = batch.epochs(Rng(i), 1, method.batch)
                 sgd(task, theta, batches, lr=0.0, momentum=0.9, weight_decay=1e-4, move=move)
                 found.append(time.perf_counter() - began)
-    finally:
-        torch.set_num_threads(threads)
     trained = rows @ np.array(sizes)
     return [
         Timed(share, int(n), 1000 * statistics.median(found[1:]))

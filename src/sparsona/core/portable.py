@@ -58,7 +58,7 @@ class Weigher(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The means over a batch [kept blocks]."""
-        out = self.post(self.linear(self.pre(x.reshape(x.shape[0], self.channels, -1)).flatten(1)))
+        out: Tensor = self.post(self.linear(self.pre(x.reshape(x.shape[0], self.channels, -1)).flatten(1)))
         return (out.sigmoid() if self.sigmoid else out).mean(0)
 
 
