@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsona.config import Recipe, RecipeError, allowed, check, load, recipe_names, tables, to_toml
+from sparsona.config import Recipe, RecipeError, allowed, check, load, recipe_names, tables, to_toml, whole
 from sparsona.methods import METHODS
 
 BASE: dict[str, Any] = {"name": "x", "rounds": 3, "model": {"name": "digits-mlp"}, "method": {"name": "fedavg"}}
@@ -266,6 +266,14 @@ def test_only_some_variants() -> None:
     assert list(load("quickstart", only=["personal", "shared"])) == ["shared", "personal"]
     with pytest.raises(RecipeError, match='only "persnal": no such variant; did you mean "personal"'):
         load("quickstart", only=["persnal"])
+
+
+def test_names_with_commas_are_put_together_again() -> None:
+    names = {"a", "a, b", "a, b, c", "d"}
+    assert whole(["a", "b", "d", "a"], names) == ["a, b", "d", "a"]
+    assert whole(["a", "b", "c", "b"], names) == ["a, b, c", "b"]  # what is unknown stays, to be told
+    chosen = ["fedavg", "pfedgate", "s = 0.5", "local"]
+    assert list(load("pfedgate/cifar10", only=chosen)) == ["pfedgate, s = 0.5", "local", "fedavg"]
 
 
 def test_only_needs_variants(tmp_path: Path) -> None:

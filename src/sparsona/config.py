@@ -9,7 +9,7 @@ import math
 import re
 import tomllib
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType, UnionType
@@ -183,6 +183,7 @@ def variants(
         if not isinstance(table, dict):
             raise RecipeError(f"variants.{variant} = {shown(table)}: must be a table of what differs")
         named(f"variants.{variant}", variant)
+    only = whole(only, differing)
     for variant in only:
         if variant not in differing:
             raise RecipeError(f"only {shown(variant)}: no such variant{nearest(variant, differing)}")
@@ -346,6 +347,16 @@ def allowed(kind: Any) -> str:
 def required(f: dataclasses.Field[Any]) -> bool:
     """Whether a field has no default."""
     return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def whole(pieces: Sequence[str], names: Collection[str]) -> list[str]:
+    """Words that stood between commas, put together again where a name has commas itself; longest names first."""
+    found, i = list[str](), 0
+    while i < len(pieces):
+        ends = range(len(pieces), i, -1)
+        i, word = next(((j, w) for j in ends if (w := ", ".join(pieces[i:j])) in names), (i + 1, pieces[i]))
+        found.append(word)
+    return found
 
 
 def nearest(word: str, names: Iterable[str]) -> str:

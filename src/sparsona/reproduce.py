@@ -25,6 +25,7 @@ from sparsona.config import (
     recipes_dir,
     shown,
     variants,
+    whole,
 )
 from sparsona.core.fields import Natural, Positive
 from sparsona.report import evaluated
@@ -216,7 +217,7 @@ def _chosen(table: PaperTable, only: Sequence[str]) -> set[tuple[str, str]]:
     """The cells of the columns and rows that are named; a column also by what its name begins with, up to a dash."""
     columns: set[str] = set()
     rows: set[str] = set()
-    for word in only:
+    for word in whole(only, {name for r in table.rows for name in (r.name, r.variant) if name}):
         across = {c.name for c in table.columns if f"{c.name}-".startswith(f"{word}-")}
         down = {r.name for r in table.rows if word in (r.name, r.variant)}
         if not across and not down:
