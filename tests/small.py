@@ -13,6 +13,12 @@ SUITS: dict[str, dict[str, dict[str, Any]]] = {  # by method: what it needs, or 
     "beer": {"topology": {"name": "mutual", "fixed": True, "max_wait": 0}},
     "dfedavgm": {"topology": {"max_wait": 0}},
     "dadpfl": {"method": {"threshold": 10.0}},  # all vote yes in round 2, and prune from round 3 on
+    "fedmask": {"method": {"lr": 5.0, "keep": 0.8, "epochs": 3}},
+    "lgfedavg": {"method": {"share": "head"}},
+    "perfedmask+heterofl": {"method": {"width": 0.75, "budget": 1.0}},
+    "perfedmask+splitmix": {"method": {"bases": 2, "budget": 1.0}},
+    "pfedgate": {"method": {"momentum": 0.9, "lr": 0.3}},
+    "splitmix": {"method": {"bases": 2, "weak": 3}},
     "subfedavg": {"method": {"accuracy": 0.1}},
 }
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsona.config import Recipe, RecipeError, allowed, check, load, recipe_names, tables, to_toml
+from sparsona.config import Recipe, RecipeError, allowed, check, load, recipe_names, tables, to_toml, whole
 from sparsona.methods import METHODS
 
 BASE: dict[str, Any] = {"name": "x", "rounds": 3, "model": {"name": "digits-mlp"}, "method": {"name": "fedavg"}}
@@ -46,7 +46,11 @@ def changed(key: str, value: Any) -> dict[str, Any]:
         ("method.lrr", 1, 'method.lrr: no such field; did you mean "lr"?'),
         ("data.alpah", 1, 'data.alpah: no such field; did you mean "alpha"?'),
         ("model.nam", 1, 'model.nam: no such field; did you mean "name"?'),
-        ("fleet.zzz", 1, "fleet.zzz: no such field; allowed: min_answers, per_round, timeout"),
+        (
+            "fleet.zzz",
+            1,
+            "fleet.zzz: no such field; allowed: adapt_epochs, hold_out, min_answers, per_round, timeout",
+        ),
         ("evaluate.evry", 1, 'evaluate.evry: no such field; did you mean "every"?'),
         ("engine.worker", 1, 'engine.worker: no such field; did you mean "workers"?'),
         ("results.model", 1, 'results.model: no such field; did you mean "models"?'),
@@ -71,16 +75,22 @@ def changed(key: str, value: Any) -> dict[str, Any]:
         ("fleet.per_round", "all", 'fleet.per_round = "all": must be a whole number, at least 1'),
         ("fleet.per_round", 21, "fleet.per_round = 21: must be at most data.clients = 20"),
         ("evaluate.target", 0, "evaluate.target = 0: must be a number, above 0 and at most 1"),
-        ("evaluate.points", [], 'evaluate: points = [] must name "before", "after", "shared", each at most once'),
+        (
+            "evaluate.points",
+            [],
+            'evaluate: points = [] must name "before", "after", "shared", "finished", each at most once',
+        ),
         (
             "evaluate.points",
             ["after", "after"],
-            'evaluate: points = ["after", "after"] must name "before", "after", "shared", each at most once',
+            'evaluate: points = ["after", "after"] must name "before", "after", "shared", "finished", '
+            "each at most once",
         ),
         (
             "evaluate.points",
             ["befor"],
-            'evaluate.points[0] = "befor": must be one of "before", "after", "shared"; did you mean "before"?',
+            'evaluate.points[0] = "befor": must be one of "before", "after", "shared", "finished"; '
+            'did you mean "before"?',
         ),
         ("engine.name", "gpu", 'engine.name = "gpu": must be one of "local", "pool", "ray"'),
         (
@@ -241,10 +251,33 @@ def test_a_recipe_written_out_reads_back_the_same(name: str) -> None:
         assert check(tomllib.loads(to_toml(tables(recipe)))) == recipe
 
 
+def test_variants_that_a_change_makes_equal_are_refused() -> None:
+    told = "variants sparsity 0.2 and sparsity 0.5 have become the same run"
+    with pytest.raises(RecipeError, match=told):
+        load("fedspa/small/sparsity", ["method.density=0.3"], ["sparsity 0.2", "sparsity 0.5"])
+    assert list(load("fedspa/small/sparsity", ["method.density=0.3"], ["sparsity 0.5"])) == ["sparsity 0.5"]
+
+
+def test_a_change_that_one_variant_cannot_take_says_how_to_spare_the_others() -> None:
+    hint = "to change one variant only: variants.NAME.topology.name=..., NAME being one of dadpfl, dispfl"
+    with pytest.raises(RecipeError, match=hint):
+        load("dadpfl/small/main-dir", ["topology.name=ring"], ["dadpfl", "dispfl"])
+    with pytest.raises(RecipeError, match=r"allowed$"):
+        load("dadpfl/small/main-dir", ["topology.name=ring"], ["dadpfl"])
+
+
 def test_only_some_variants() -> None:
     assert list(load("quickstart", only=["personal", "shared"])) == ["shared", "personal"]
     with pytest.raises(RecipeError, match='only "persnal": no such variant; did you mean "personal"'):
         load("quickstart", only=["persnal"])
+
+
+def test_names_with_commas_are_put_together_again() -> None:
+    names = {"a", "a, b", "a, b, c", "d"}
+    assert whole(["a", "b", "d", "a"], names) == ["a, b", "d", "a"]
+    assert whole(["a", "b", "c", "b"], names) == ["a, b, c", "b"]  # what is unknown stays, to be told
+    chosen = ["fedavg", "pfedgate", "s = 0.5", "local"]
+    assert list(load("pfedgate/cifar10", only=chosen)) == ["pfedgate, s = 0.5", "local", "fedavg"]
 
 
 def test_only_needs_variants(tmp_path: Path) -> None:

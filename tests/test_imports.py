@@ -11,7 +11,12 @@ import sparsona
 
 ROOT = Path(sparsona.__file__).parent
 PURE = {"torch", "numpy", "annotated_types", *sys.stdlib_module_names}
-OWN = {"flwr": "engines/flower.py", "ray": "engines/ray.py"}
+OWN = {
+    "flwr": "engines/flower.py",
+    "ray": "engines/ray.py",
+    "cvxpy": "solvers/sca.py",
+    "ortools": "solvers/cpsat.py",
+}
 FILES = sorted(ROOT.rglob("*.py"))
 
 
@@ -39,7 +44,10 @@ def test_import_rule(path):
     if place.startswith("core/"):
         assert [n for n in names if not allowed(n, ("sparsona.core",))] == []
     elif place.startswith("methods/"):
-        assert [n for n in names if not allowed(n, ("sparsona.core", "sparsona.method", "sparsona.methods"))] == []
+        mine = ("sparsona.core", "sparsona.method", "sparsona.methods", "sparsona.solvers")
+        assert [n for n in names if not allowed(n, mine)] == []
+    elif place.startswith("solvers/"):
+        assert [n for n in names if not allowed(n, ("sparsona.core", "sparsona.solvers", *OWN))] == []
     elif place.startswith("engines/"):
         mine = ("sparsona.core", "sparsona.method", "sparsona.engines", "safetensors", "flwr", "ray")
         assert [n for n in names if not allowed(n, mine)] == []

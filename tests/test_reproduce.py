@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from command import call, contents, enter, interrupted, ok, refused
 from small import recipe
 from sparsona.config import RecipeError, recipe_names, tables, to_toml
+from sparsona.report import compare
 from sparsona.reproduce import PaperTable, Reproduction, load_table, plan, result, table_names
 from sparsona.results import Run, RunError
 from test_report import DITTO, FEDAVG, make
@@ -268,8 +270,17 @@ def test_points_beside_the_one_that_is_compared(folder: Path) -> None:
     assert row["before"] == pytest.approx(100 * last["before"]["accuracy"])
     assert sheet.markdown().startswith("| setting | method | paper | ours | difference | ours before | seeds |\n")
     assert f"| {row['before']:.1f} | 1 |" in sheet.markdown()
+    assert compare([Run.open("x")]).rows[0]["after_accuracy"] == last["after"]["accuracy"]
     (row,) = result(Reproduction(paper(metric="flops"), made.runs), [Run.open("x")]).json()
     assert "before" not in row
+
+
+def test_a_plan_of_which_a_run_has_not_begun_can_be_shown(folder: Path) -> None:
+    ok("reproduce", "paper/table.toml", "--rounds", "1", "--only", "mild", "--out", "half")
+    gone = sorted(p for p in Path("half").iterdir() if (p / "recipe.toml").is_file())[0]
+    shutil.rmtree(gone)
+    told = ok("show", "half").stdout
+    assert "go on with: sparsona resume half" in told
 
 
 def test_a_note_at_the_end(folder: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from engines.test_engines import files
 from small import recipe
 from sparsona.config import tables, to_toml
+from sparsona.engines.files import write
 from sparsona.engines.store import StoreError
 from sparsona.results import Run, RunError
 from sparsona.runner import resume, run
@@ -101,6 +102,7 @@ class Mother:
         ("fedspa", "local", 8),
         ("dadpfl", "local", 6),
         ("fedpse", "local", 6),
+        ("pfedgate", "local", 4),
     ],
 )
 def test_killed_at_random_moments(method, engine, kills, tmp_path):
@@ -186,8 +188,17 @@ def test_killed_in_the_middle_of_writing_checkpoints(tmp_path):
     assert seen > 15
 
 
+GATED = ("pfedgate", "pfedme", "lgfedavg", "fedem", "fedrep", "fedmask", "heterofl", "perfedavg")
+MASKED = ("perfedmask", "perfedmask+splitmix")
+
+
 @pytest.mark.parametrize(
-    ("method", "every"), [("local", 1), ("local", 3), ("fedspa", 3), ("dadpfl", 3), ("fedpse", 3), ("fedstc", 3)]
+    ("method", "every"),
+    [
+        ("local", 1),
+        ("local", 3),
+        *((m, 3) for m in ("fedspa", "dadpfl", "fedpse", "fedstc", "fedscr", *GATED, *MASKED)),
+    ],
 )
 def test_interrupted_and_resumed(method, every, tmp_path):
     """Ctrl-C in round 5 saves all whole rounds, whatever the distance of checkpoints."""
@@ -216,6 +227,13 @@ def stopped_and_resumed(r, after, path):
     with pytest.raises(KeyboardInterrupt):
         run(r, path, listen=stop)
     resume(path)
+
+
+def test_moments_that_clients_keep_survive_an_interruption(tmp_path):
+    r = recipe("fedpse", rounds=4, method={"optimiser": "adam", "lr": 0.003, "moments": "client"})
+    run(r, tmp_path / "whole")
+    stopped_and_resumed(r, 2, tmp_path / "stopped")
+    assert files(tmp_path / "stopped", LEAVE) == files(tmp_path / "whole", LEAVE)
 
 
 def test_votes_and_pruning_survive_an_interruption(tmp_path):
@@ -272,15 +290,10 @@ def test_large_messages_of_peers_lie_in_files_and_change_nothing(engine, tmp_pat
     r = recipe("dadpfl", rounds=6, engine=engine, checkpoint_every=2)
     run(r, tmp_path / "whole")
     monkeypatch.setattr("sparsona.engines.store._LARGE", 1)
-
-    def stop(step):
-        assert list((tmp_path / "stopped" / "state.mail").iterdir())
-        if step.round == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(r, tmp_path / "stopped", listen=stop)
-    resume(tmp_path / "stopped")
+    written = []
+    monkeypatch.setattr("sparsona.engines.store.write", lambda path, data: (written.append(path), write(path, data)))
+    stopped_and_resumed(r, 3, tmp_path / "stopped")
+    assert {path.parent.name for path in written} == {"state.mail"}
     assert files(tmp_path / "stopped", LEAVE) == files(tmp_path / "whole", LEAVE)
     assert not (tmp_path / "stopped" / "state.mail").exists()
 

@@ -155,6 +155,11 @@ def test_what_cannot_be_run_is_told_before_anything_is(folder: Path, arguments: 
     assert text in json.loads(done.stdout)["error"]
 
 
+def test_values_that_cover_what_sets_variants_apart_are_refused() -> None:
+    with pytest.raises(RecipeError, match=r"variants sparsity 0\.2 and sparsity 0\.4 have become the same run"):
+        plan("fedspa/small/sparsity", ["method.density=0.2,0.3", "seed=1,2"])
+
+
 def test_errors_of_variants_name_the_variant() -> None:
     with pytest.raises(RecipeError, match=r"variant shared: method\.pull: no such field.*variants\.NAME\.method\.pull"):
         plan("two.toml", ["method.pull=0.1,0.5"])

@@ -49,6 +49,7 @@ from sparsona.engines.local import ClientFailed
 from sparsona.engines.pool import WorkerDied
 from sparsona.engines.store import StoreError
 from sparsona.methods import METHODS
+from sparsona.methods.perfedmask import PerFedMask
 from sparsona.models import MODELS
 from sparsona.reproduce import TABLE, Reproduction, load_table, result, table_names
 from sparsona.reproduce import plan as plan_table
@@ -287,6 +288,52 @@ def compare(
         _tell(f"tables and pictures: {folder}")
 
 
+@app.command("export", epilog="Example: sparsona export runs/a --client 7 --to seven.onnx")
+def export_model(
+    folder: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    client: Annotated[int, typer.Option(help="Whose model, by number from 0.")],
+    to: Annotated[Path, typer.Option(help="The file: NAME.safetensors or NAME.onnx.")],
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Write a client's personal model into a file, as small as it is, to be used elsewhere."""
+    from sparsona.export import export
+
+    with _errors(as_json), _writing(to):
+        _written(export(Run.open(folder), client, to, data_dir), as_json)
+
+
+@app.command(
+    epilog="Examples: sparsona adapt runs/a --data mine.npz | "
+    "sparsona adapt runs/a --data mine.npz --to mine.onnx fleet.adapt_epochs=5 method.keep=0.3"
+)
+def adapt(
+    folder: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    samples: Annotated[Path, typer.Option("--data", help="The newcomer's samples: .npz with x and y as in the run.")],
+    overrides: Overrides = None,
+    to: Annotated[
+        Path | None, typer.Option(help="Where its model goes, NAME.safetensors or NAME.onnx; by default nowhere.")
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Personalise for a client that was never part of a run, test its model and write it."""
+    from sparsona.export import adapt as welcome
+
+    with _errors(as_json):
+        _written(welcome(Run.open(folder), samples, to, overrides or (), data_dir), as_json)
+
+
+def _written(told: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        _print(told)
+        return
+    if "accuracy" in told:
+        _tell(f"accuracy {told['accuracy']:.1%} on its test samples; {told['train_samples']} to adapt with")
+    if "file" in told:
+        _tell(f"{told['parameters']:,} parameters, {told['nbytes']:,} bytes: {told['file']}")
+
+
 @app.command(epilog="Example: sparsona methods")
 def methods(as_json: Json = False) -> None:
     """List the methods."""
@@ -366,6 +413,88 @@ def data(
         out.print(table)
         if any((r.data, r.seed) != (chosen.data, chosen.seed) for r in plan.values()):
             _tell(f"note: this is variant {name}; other variants have other data")
+        _tell(f"picture: {picture}")
+
+
+@app.command(
+    epilog="Examples: sparsona masks perfedmask/small/main | "
+    "sparsona masks perfedmask/masks --only random --out r.png | "
+    "sparsona masks perfedmask/small/main --measure --step 1.5"
+)
+def masks(
+    recipe: Annotated[str, typer.Argument(help="A recipe of PerFedMask, by name or as a TOML file.")],
+    overrides: Overrides = None,
+    only: Annotated[str | None, typer.Option("--only", help="The variant of the recipe to show.")] = None,
+    picture: Annotated[Path, typer.Option("--out", help="Where the picture goes.")] = Path("masks.png"),
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time training steps on this device instead, by budget.")
+    ] = False,
+    step: Annotated[
+        float | None,
+        typer.Option("--step", help="With --measure: milliseconds that a step may take; a budget is proposed."),
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show who trains which layers, as a table and a picture; or find the budget that suits this device."""
+    from sparsona.layers import kinds, layer_names, mask_picture, proposed, spans, timed  # drawing is slow to import
+
+    with _errors(as_json):
+        if step is not None and not (measure and step > 0):
+            raise RecipeError(f"step = {step:g}: must be above 0, and is for --measure")
+        plan = load(recipe, overrides or (), _listed(only))
+        name, chosen = next(((n, r) for n, r in plan.items() if isinstance(r.method, PerFedMask)), (None, None))
+        if chosen is None or name is None or not isinstance(chosen.method, PerFedMask):
+            raise RecipeError(f"{json.dumps(recipe)}: none of its methods has layer masks; perfedmask is needed")
+        device, fleet = prepare(chosen, data_dir)
+        layout = device.task.layout
+        if measure:
+            steps = timed(chosen.method, device.task, device.theta0, fleet.local(0).train)
+            best = None if step is None else proposed(steps, step)
+            if as_json:
+                rows = [dataclasses.asdict(each) for each in steps]
+                _print({"steps": rows, "step": step, "budget": None if best is None else best.budget})
+                return
+            table = Table(title=f"a step of {chosen.model.name} on this device, batches of {chosen.method.batch}")
+            for column in ("budget", "parameters", "milliseconds", "of the first"):
+                table.add_column(column, justify="right")
+            for each in steps:
+                share = f"{each.milliseconds / steps[0].milliseconds:.2f}"
+                table.add_row(f"{each.budget:g}", f"{each.trained:,}", f"{each.milliseconds:.2f}", share)
+            out.print(table)
+            if step is None:
+                _tell(f"for other devices that are to keep up with this one: --step {steps[0].milliseconds:.2f}")
+            elif best is None:
+                _tell(f"no budget keeps a step within {step:g} ms here; let this device make fewer passes")
+            else:
+                _tell(f"proposed: method.budget = {best.budget:g} for this device")
+            return
+        verify(chosen, device, fleet.clients)
+        found = chosen.method.design(fleet.clients, layout, device.ctx(0, "start").common)
+        names = layer_names(layout, len(found.problem.sizes))
+        with _writing(picture):
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            mask_picture(found, names, picture)
+        alike = kinds(found)
+        if as_json:
+            told = {"bias": found.bias, "slack": sum(found.slack), "bound": found.bound, "gap": found.gap}
+            layers = [{"name": n, "parameters": size} for n, size in zip(names, found.problem.sizes, strict=True)]
+            devices = [kind.json() for kind in alike]
+            _print({"variant": name, "layers": layers, "devices": devices, **told, "picture": str(picture)})
+            return
+        table = Table(
+            title=f"{name}: {fleet.clients} devices, {len(names)} layers of {found.problem.body:,} parameters"
+        )
+        for column in ("devices", "budget", "trained", "slack", "layers (from the input on)"):
+            table.add_column(column, justify="right" if column in ("budget", "trained", "slack") else "left")
+        for kind in alike:
+            marks = "".join("#" if trains else "." for trains in kind.layers)
+            table.add_row(spans(kind.devices), *(f"{n:,}" for n in (kind.budget, kind.trained, kind.slack)), marks)
+        out.print(table)
+        gap = "proven to be least" if found.proven else f"at most {100 * found.gap:.1f} % above the least there is"
+        _tell(f"bias {found.bias:,.0f}, slack {sum(found.slack):,}, together {found.objective:,.0f}: {gap}")
+        if len([r for r in plan.values() if isinstance(r.method, PerFedMask)]) > 1:
+            _tell(f"note: this is variant {name}; others by --only")
         _tell(f"picture: {picture}")
 
 
@@ -632,11 +761,11 @@ def _plan(folder: Path) -> dict[str, Recipe]:
         raise RunError(f"{file} is damaged: {error}") from error
 
 
-def _members(folder: Path) -> list[Path]:
-    """The run folders that a path stands for: itself, or all of its runs."""
+def _members(folder: Path, *, begun: bool = True) -> list[Path]:
+    """The run folders that a path stands for: itself, or all of its runs, an error if some have not begun."""
     if (folder / "plan.json").is_file():
         inside = [folder / name for name in _plan(folder)]
-        if not all((run / "recipe.toml").is_file() for run in inside):
+        if begun and not all((run / "recipe.toml").is_file() for run in inside):
             raise RunError(f"{folder} is not finished, go on with: sparsona resume {shlex.quote(str(folder))}")
         return inside
     # a shell that spells out runs/x/* also names plan.json and the comparison
@@ -944,7 +1073,7 @@ def _meanings(kind: type) -> dict[str, str]:
 
 
 def _show_runs(folder: Path, as_json: bool) -> None:
-    members = _members(folder)
+    members = _members(folder, begun=False)
     begun = [Run(p) for p in members if (p / "recipe.toml").is_file()]
     if as_json:
         _print({"folder": str(folder), "runs": [_state(r) for r in begun]})

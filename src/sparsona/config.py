@@ -9,7 +9,7 @@ import math
 import re
 import tomllib
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType, UnionType
@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union
 from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt
 from pydantic import TypeAdapter, ValidationError
 
-from sparsona.core.fields import Count, Natural, Positive, PositiveShare
+from sparsona.core.fields import Count, Fraction, Natural, Positive, PositiveShare
 from sparsona.core.topology import Topology
 from sparsona.data import DataConfig
 from sparsona.method import Choosy, Method, PeerMethod
@@ -38,6 +38,7 @@ class ModelConfig:
     """Which network the clients train."""
 
     name: str  # one of `sparsona models`, or "package.module:Class"
+    width: PositiveShare = 1.0  # share of its channels and hidden units, of models that can be narrower
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,8 @@ class FleetConfig:
     """Who takes part in a round of a method with a server; without one, all do, and the topology says how."""
 
     per_round: Count | None = None  # clients drawn each round; all of them if left out
+    hold_out: Fraction = 0.0  # share of clients that never take part: newcomers, adapted and tested at the end
+    adapt_epochs: Count = 1  # passes over its data with which a newcomer adapts
     timeout: Positive = 600.0  # on a real fleet: seconds in which clients must answer
     min_answers: Count = 1  # on a real fleet: answers (without a server: clients there) that a round needs
 
@@ -54,14 +57,15 @@ class EvaluateConfig:
     """When and how the personal models are tested."""
 
     every: Count = 1  # rounds between two evaluations; the last round is always evaluated
-    points: tuple[Literal["before", "after", "shared"], ...] = ("before",)  # local training; or the server's one model
+    points: tuple[Literal["before", "after", "shared", "finished"], ...] = ("before",)  # when, or which model, to test
     batch: Count = 128  # samples at a time
     target: PositiveShare | None = None  # mean accuracy whose cost is reported
 
     def __post_init__(self) -> None:
         if not self.points or len(set(self.points)) < len(self.points):
             given = shown(list(self.points))
-            raise ValueError(f'points = {given} must name "before", "after", "shared", each at most once')
+            names = '"before", "after", "shared", "finished"'
+            raise ValueError(f"points = {given} must name {names}, each at most once")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,10 +150,20 @@ def load(name: str, overrides: Iterable[str] = (), only: Sequence[str] = ()) -> 
     changes = [override(text) for text in overrides]
     raw = variants(name, only, [keys for keys, _ in changes])
     plan = {}
+    known: dict[str, str | None] = {}
     for variant in raw:
         recipe = changed(raw, variant, changes)
+        told_apart(known, variant, recipe)
         plan[recipe.name if variant is None else variant] = recipe
     return plan
+
+
+def told_apart(known: dict[str, str | None], variant: str | None, recipe: Recipe) -> None:
+    """An error if a recipe is that of another variant: then a change covers what sets the two apart."""
+    twin = known.setdefault(json.dumps(tables(recipe)), variant)
+    if twin != variant:
+        what = "a change covers what sets them apart; choose one by --only"
+        raise RecipeError(f"variants {twin} and {variant} have become the same run: {what}")
 
 
 def variants(
@@ -172,6 +186,7 @@ def variants(
         if not isinstance(table, dict):
             raise RecipeError(f"variants.{variant} = {shown(table)}: must be a table of what differs")
         named(f"variants.{variant}", variant)
+    only = whole(only, differing)
     for variant in only:
         if variant not in differing:
             raise RecipeError(f"only {shown(variant)}: no such variant{nearest(variant, differing)}")
@@ -199,8 +214,10 @@ def changed(raw: Mapping[str | None, dict[str, Any]], variant: str | None, chang
     try:
         return check(_patched(raw[variant], [*common, *own]))
     except RecipeError as error:
-        hint = next((f"variants.NAME.{'.'.join(keys)}=..." for keys, _ in common if keys[0] == "method"), None)
-        alone = f"; to change one variant only: {hint}, NAME being one of {', '.join(map(str, raw))}" if hint else ""
+        shared = [".".join(keys) for keys, _ in common if keys[0] in ("method", "topology")]
+        only = f"to change one variant only: variants.NAME.{shared[0]}=..." if shared else ""
+        helps = bool(only) and len(raw) > 1
+        alone = f"; {only}, NAME being one of {', '.join(map(str, raw))}" if helps else ""
         raise RecipeError(f"variant {variant}: {error}{alone}") from error
 
 
@@ -230,11 +247,22 @@ def check(raw: Mapping[str, Any]) -> Recipe:
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, partition_file=file))
     if isinstance(recipe.method, PeerMethod):
         recipe = _connected(recipe)
-    if recipe.fleet.per_round is not None and recipe.fleet.per_round > recipe.data.clients:
-        raise RecipeError(
-            f"fleet.per_round = {recipe.fleet.per_round}: must be at most data.clients = {recipe.data.clients}"
-        )
+    _manned(recipe)
     return recipe
+
+
+def _manned(recipe: Recipe) -> None:
+    """Raise RecipeError unless there are enough clients for what is asked of them."""
+    fleet, clients = recipe.fleet, recipe.data.clients
+    newcomers = round(fleet.hold_out * clients)
+    if fleet.hold_out and isinstance(recipe.method, PeerMethod):
+        raise RecipeError(f"fleet.hold_out = {fleet.hold_out}: must be 0 for a method without a server")
+    if fleet.hold_out and not 0 < newcomers < clients:
+        what = f"{newcomers} of data.clients = {clients}; at least one must be held out, and one not"
+        raise RecipeError(f"fleet.hold_out = {fleet.hold_out}: that is {what}")
+    if fleet.per_round is not None and fleet.per_round > clients - newcomers:
+        rest = f" less {newcomers} newcomers" if newcomers else ""
+        raise RecipeError(f"fleet.per_round = {fleet.per_round}: must be at most data.clients = {clients}{rest}")
 
 
 def assembled(kind: type[T], raw: Mapping[str, Any], **built: Any) -> T:
@@ -322,6 +350,16 @@ def allowed(kind: Any) -> str:
 def required(f: dataclasses.Field[Any]) -> bool:
     """Whether a field has no default."""
     return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def whole(pieces: Sequence[str], names: Collection[str]) -> list[str]:
+    """Words that stood between commas, put together again where a name has commas itself; longest names first."""
+    found, i = list[str](), 0
+    while i < len(pieces):
+        ends = range(len(pieces), i, -1)
+        i, word = next(((j, w) for j in ends if (w := ", ".join(pieces[i:j])) in names), (i + 1, pieces[i]))
+        found.append(word)
+    return found
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
@@ -564,5 +602,6 @@ __all__ = [
     "shown",
     "tables",
     "to_toml",
+    "told_apart",
     "variants",
 ]

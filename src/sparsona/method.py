@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparsona.core.layout import Layout, Mask, Vector
 from sparsona.core.rng import Rng
@@ -22,7 +22,9 @@ from sparsona.core.wire import Message
 
 Client = Any  # what a device keeps between rounds: a frozen dataclass of tensors and numbers, or None
 Server = Any  # what the server keeps between rounds, likewise
-Inbox = Mapping[str | int, Message]  # by sender: "server", or the number of a peer, "self" and "all"
+# By sender: "server", or the number of a peer, "self" and "all". A peer's message is decoded when it is asked for, so
+# that a method which takes in one after the other holds one at a time.
+Inbox = Mapping[str | int, Message]
 Model = (
     Vector | Callable[[Tensor], Tensor]
 )  # what a device predicts with: a vector, or a function from inputs to logits
@@ -74,6 +76,25 @@ class SharedModel(Protocol):
 
 
 @runtime_checkable
+class Composed(Protocol):
+    """A method whose shared model is not a vector of the task's model, but of several, say."""
+
+    def opened(self, shared: Vector, ctx: Ctx) -> Model:
+        """What the shared vector predicts with."""
+
+
+@runtime_checkable
+class Finishing(SharedModel, Protocol):
+    """A method whose devices each make a model of their own from the best shared one, once, when all rounds are over.
+
+    The best is that of the round with the highest mean accuracy on validation samples, the latest without any.
+    """
+
+    def finish(self, theta: Vector, data: LocalData, ctx: Ctx) -> Model:
+        """The device's own model; the context's round is that of the shared one."""
+
+
+@runtime_checkable
 class PeerMethod(Method, Protocol):
     """A method without a server: clients read each other's messages.
 
@@ -105,6 +126,22 @@ class Voter(Protocol):
 
 
 @runtime_checkable
+class Welcoming(Protocol):
+    """A method that has its own way to personalise for a newcomer; others tune the whole model that it would use."""
+
+    def welcome(self, client: Client, inbox: Inbox, data: LocalData, epochs: int, ctx: Ctx) -> tuple[Client, Model]:
+        """A client that has just joined, after so many passes over its data, and the model it then uses."""
+
+
+@runtime_checkable
+class Portable(Protocol):
+    """A method whose personal models are no vectors, but can be taken elsewhere all the same."""
+
+    def module(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> nn.Module:
+        """The personal model with all that it needs to predict, apart from this process's one task."""
+
+
+@runtime_checkable
 class Telling(Protocol):
     """A method that has more to tell of a client than its scores."""
 
@@ -123,7 +160,9 @@ class Remarking(Protocol):
 __all__ = [
     "Choosy",
     "Client",
+    "Composed",
     "Ctx",
+    "Finishing",
     "Inbox",
     "Layout",
     "LocalData",
@@ -132,6 +171,7 @@ __all__ = [
     "Method",
     "Model",
     "PeerMethod",
+    "Portable",
     "Remarking",
     "Rng",
     "Samples",
@@ -144,5 +184,6 @@ __all__ = [
     "Training",
     "Vector",
     "Voter",
+    "Welcoming",
     "of_last_round",
 ]

@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-POINTS = {"before": "before local training", "after": "after local training", "shared": "of the shared model"}
+POINTS = {
+    "before": "before local training",
+    "after": "after local training",
+    "shared": "of the shared model",
+    "finished": "of the models tuned at the end",
+}
 
 
 # -- the table -------------------------------------------------------------------------------------------------------
@@ -61,6 +66,10 @@ class Comparison(Sheet):
         if any(row["shared_accuracy"] is not None for row in self.rows):
             results.append(
                 Column("shared %", lambda r: "" if r["shared_accuracy"] is None else percent(r["shared_accuracy"]))
+            )
+        if any(row["after_accuracy"] is not None for row in self.rows):
+            results.append(
+                Column("after %", lambda r: "" if r["after_accuracy"] is None else percent(r["after_accuracy"]))
             )
         results.append(Column("best round", lambda r: str(r["best_round"])))
         goal, costs = target_columns(self.rows)
@@ -153,6 +162,7 @@ def run_row(run: Run, name: str, target: float | None) -> Row:
         "bottom_decile": score["bottom_decile"],
         "spread": score["spread"],
         "shared_accuracy": (summary.get("shared") or {}).get("accuracy"),
+        "after_accuracy": None if run.point == "after" else (summary.get("after") or {}).get("accuracy"),
         "best_round": summary["best"]["round"],
         "best_accuracy": summary["best"]["accuracy"],
         "target": target,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -24,6 +25,7 @@ from sparsona.config import (
     recipes_dir,
     shown,
     variants,
+    whole,
 )
 from sparsona.core.fields import Natural, Positive
 from sparsona.report import evaluated
@@ -35,7 +37,7 @@ TABLE = "table.json"  # beside plan.json: which cell each run is for
 
 # -- the file --------------------------------------------------------------------------------------------------------
 
-Point = Literal["before", "after", "shared"]
+Point = Literal["before", "after", "shared", "finished"]
 Figure = float | Literal["-"]  # what is printed in a cell, if anything is
 
 
@@ -215,7 +217,7 @@ def _chosen(table: PaperTable, only: Sequence[str]) -> set[tuple[str, str]]:
     """The cells of the columns and rows that are named; a column also by what its name begins with, up to a dash."""
     columns: set[str] = set()
     rows: set[str] = set()
-    for word in only:
+    for word in whole(only, {name for r in table.rows for name in (r.name, r.variant) if name}):
         across = {c.name for c in table.columns if f"{c.name}-".startswith(f"{word}-")}
         down = {r.name for r in table.rows if word in (r.name, r.variant)}
         if not across and not down:
@@ -251,9 +253,12 @@ class CellSheet(Sheet):
             Column("paper", lambda r: self._figure(r["printed"], r["printed_std"])),
             Column("ours", lambda r: self._figure(r["mean"], r["std"])),
             Column("difference", lambda r: self._figure(r["difference"], None, "+")),
-            *(Column(f"ours {p}", lambda r, p=p: self._figure(r[p], None)) for p in self.others),  # type: ignore[misc]
+            *(Column(f"ours {point}", partial(self._at, point)) for point in self.others),
             Column("seeds", lambda r: str(r["seeds"])),
         ]
+
+    def _at(self, point: str, row: Row) -> str:
+        return self._figure(row[point], None)
 
     def _figure(self, value: float | None, std: float | None, sign: str = "") -> str:
         if value is None:

@@ -21,21 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from sparsona.config import Recipe, RecipeError, check, tables, to_toml
+from sparsona.engines.files import write
 
 
 class RunError(ValueError):
     """A folder that is not what was asked for: not a run, not finished, or already taken."""
-
-
-def write(path: Path, data: bytes | str) -> None:
-    """Replace a file as a whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    raw = data.encode() if isinstance(data, str) else data
-    with part.open("wb") as f:
-        f.write(raw)
-        f.flush()
-        os.fsync(f.fileno())
-    part.replace(path)
 
 
 def vacant(path: Path) -> None:

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -23,19 +24,21 @@ from torch import Tensor
 
 import sparsona
 from sparsona.config import Recipe, RecipeError, check, tables
+from sparsona.core.arithmetic import arithmetic
 from sparsona.core.rng import Rng
+from sparsona.core.samples import LocalData, Samples
 from sparsona.core.task import Task
 from sparsona.core.topology import cohort
 from sparsona.core.wire import Message, Values
 from sparsona.data import Fleet, build
-from sparsona.engines.device import Device, Job, Raw, Score, Wants
+from sparsona.engines.device import Device, Job, Raw, Result, Score, Wants
 from sparsona.engines.local import Local
 from sparsona.engines.pool import Pool
 from sparsona.engines.rounds import Ballots, Engine, Round, peers, star
 from sparsona.engines.store import Checkpoint, Store
 from sparsona.engines.values import dumps, loads, split, types_of, without
 from sparsona.evaluate import metrics
-from sparsona.method import Inbox, PeerMethod, Server, SharedModel, StarMethod
+from sparsona.method import Finishing, Inbox, PeerMethod, Server, SharedModel, StarMethod
 from sparsona.models import build as build_model
 from sparsona.models import example
 from sparsona.results import Journal, Run, RunError, summarise, write
@@ -60,14 +63,15 @@ Listener = Callable[[Progress], None]
 def prepare(recipe: Recipe, data_dir: Path | None = None) -> tuple[Device, Fleet]:
     """The device side of a recipe: data, model and method, the same in every process."""
     fleet = build(recipe.data, recipe.seed, data_dir)
-    with Rng(recipe.seed, "init").everywhere():
-        data = fleet.dataset
-        model = build_model(recipe.model.name, data.classes, data.shape, data.vocabulary or None)
-    task, theta0 = Task.of(model, fleet.local(0).train.at(torch.tensor([0]))[0])
-    device = Device(
-        recipe.method, task, theta0, fleet.local, fleet.test, recipe.seed, recipe.rounds, recipe.evaluate.batch
-    )
+    data = fleet.dataset
+    device = _device(recipe, data.classes, data.shape, data.vocabulary or None, fleet.local, fleet.test)
     return device, fleet
+
+
+def newcomers(recipe: Recipe) -> list[int]:
+    """The clients that never take part."""
+    count = round(recipe.fleet.hold_out * recipe.data.clients)
+    return sorted(Rng(recipe.seed, "newcomers").permutation(recipe.data.clients)[:count].tolist())
 
 
 def verify(recipe: Recipe, device: Device, clients: int) -> None:
@@ -75,6 +79,9 @@ def verify(recipe: Recipe, device: Device, clients: int) -> None:
     if "shared" in recipe.evaluate.points and not isinstance(recipe.method, SharedModel):
         name = tables(recipe)["method"]["name"]
         raise RecipeError(f'evaluate.points: "shared" needs a method whose server holds one model; {name} has none')
+    if "finished" in recipe.evaluate.points and not isinstance(recipe.method, Finishing):
+        name = tables(recipe)["method"]["name"]
+        raise RecipeError(f'evaluate.points: "finished" needs a method that tunes models at the end; {name} does not')
     try:
         if isinstance(recipe.method, StarMethod):
             recipe.method.start(clients, device.ctx(0, "start"))
@@ -127,9 +134,7 @@ def drive(
     recipe: Recipe, engine: Engine, device: Device, out: Path, about: dict[str, Any], listen: Listener | None = None
 ) -> Run:
     """Run a recipe on a fleet whose clients keep their own values, or go on with a run that was interrupted."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with arithmetic():
         if (out / "recipe.toml").is_file():
             folder = Run.open(out)
             if folder.finished:
@@ -139,16 +144,26 @@ def drive(
             folder = Run.create(out, recipe, about)
         _Loop(folder.recipe, engine, device, recipe.data.clients, folder, listen, away=True).go()
         return Run.open(out)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def bare_device(recipe: Recipe, classes: int, shape: tuple[int, ...], vocabulary: int | None) -> Device:
     """A device without data, for a server: the model that all begin with, and the method."""
+    return _device(recipe, classes, shape, vocabulary, _no_data, _no_data)
+
+
+def _device(
+    recipe: Recipe,
+    classes: int,
+    shape: tuple[int, ...],
+    vocabulary: int | None,
+    local: Callable[[int], LocalData],
+    test: Callable[[int], Samples],
+) -> Device:
     with Rng(recipe.seed, "init").everywhere():
-        model = build_model(recipe.model.name, classes, shape, vocabulary)
+        model = build_model(recipe.model.name, classes, shape, vocabulary, recipe.model.width)
     task, theta0 = Task.of(model, example(model, shape))
-    return Device(recipe.method, task, theta0, _no_data, _no_data, recipe.seed, recipe.rounds, recipe.evaluate.batch)
+    rounds, batch, epochs = recipe.rounds, recipe.evaluate.batch, recipe.fleet.adapt_epochs
+    return Device(recipe.method, task, theta0, local, test, recipe.seed, rounds, batch, epochs)
 
 
 def _no_data(k: int) -> Any:
@@ -189,30 +204,28 @@ def about(recipe: Recipe, device: Device, fleet: Fleet) -> dict[str, Any]:
 
 @contextmanager
 def _engine(recipe: Recipe, data_dir: Path | None) -> Iterator[tuple[Engine, Device, Fleet]]:
-    """The engine a recipe asks for, stopped at the end; computation is single-threaded so that all engines agree."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """The engine a recipe asks for, stopped at the end."""
     engine: Engine | None = None
-    try:
-        if recipe.engine.name in ("pool", "ray"):
-            how = recipe.engine
-            arguments = {"recipe": tables(recipe), "data_dir": None if data_dir is None else str(data_dir)}
-            pool: Pool | Cluster
-            if how.name == "pool":
-                pool = Pool(how.workers, "sparsona.runner:worker_device", arguments)
+    with arithmetic():
+        try:
+            if recipe.engine.name in ("pool", "ray"):
+                how = recipe.engine
+                arguments = {"recipe": tables(recipe), "data_dir": None if data_dir is None else str(data_dir)}
+                pool: Pool | Cluster
+                if how.name == "pool":
+                    pool = Pool(how.workers, "sparsona.runner:worker_device", arguments)
+                else:
+                    pool = _cluster(how.workers, "sparsona.runner:worker_device", arguments, how.address)
+                engine = pool
+                device, fleet = prepare(recipe, data_dir)  # while the workers start
+                pool.ready()
             else:
-                pool = _cluster(how.workers, "sparsona.runner:worker_device", arguments, how.address)
-            engine = pool
-            device, fleet = prepare(recipe, data_dir)  # while the workers start
-            pool.ready()
-        else:
-            device, fleet = prepare(recipe, data_dir)
-            engine = Local(device)
-        yield engine, device, fleet
-    finally:
-        if engine is not None:
-            engine.close()
-        torch.set_num_threads(threads)
+                device, fleet = prepare(recipe, data_dir)
+                engine = Local(device)
+            yield engine, device, fleet
+        finally:
+            if engine is not None:
+                engine.close()
 
 
 def _cluster(workers: int, build: str, arguments: dict[str, Any], address: str) -> Cluster:
@@ -239,6 +252,12 @@ class _Loop:
     journals: dict[str, Journal] = field(default_factory=dict)
     apart: dict[str, Tensor] = field(default_factory=dict)  # parts of the server's value as they were last written
     away: bool = False  # clients' values are on devices of their own: what the store has of them are versions
+    best: tuple[int, float, Tensor] | None = None  # round, validation accuracy and shared model, if it is finished
+
+    @cached_property
+    def members(self) -> list[int]:
+        """The clients that are no newcomers."""
+        return sorted(set(range(self.clients)) - set(newcomers(self.recipe)))
 
     def go(self) -> dict[str, Any]:
         """Run to the end and give the summary."""
@@ -280,6 +299,8 @@ class _Loop:
         self.ballots = {int(t): {int(k): bool(v) for k, v in votes.items()} for t, votes in ballots.items()}
         server = loads(checkpoint.server, types_of(method), lambda name: loads(store.part(name), {}))
         self.apart = split(server)[1]
+        if (kept := checkpoint.progress.get("best")) is not None:
+            self.best = kept[0], kept[1], loads(store.part("best"), {})
         return server, checkpoint.rounds_done
 
     def _round(self, store: Store, server: Server, t: int) -> Server:
@@ -287,10 +308,11 @@ class _Loop:
         began = time.perf_counter()
         recipe = self.recipe
         store.begin_round()
-        everyone = self.clients
+        everyone, key = self.clients, Rng(recipe.seed, "cohort", t)
         wants: Wants = ("score",) if "after" in recipe.evaluate.points else ()
         if isinstance(self.device.method, StarMethod):
-            chosen = cohort(everyone, recipe.fleet.per_round or everyone, Rng(recipe.seed, "cohort", t))
+            places = cohort(len(self.members), recipe.fleet.per_round or len(self.members), key)
+            chosen = [self.members[place] for place in places]
             ctx = self.device.ctx(t, "merge", t)
             server, done = star(self.device.method, self.engine, store, server, t, chosen, ctx, wants)
         else:
@@ -304,6 +326,10 @@ class _Loop:
         self.latest |= done.scores
         scores = self._evaluate(store, server, t) if self._due(t) else {}
         scores["after"] = done.scores
+        if "finished" in recipe.evaluate.points:
+            scores["validation"] = self._validate(store, server, t)
+            if t + 1 == recipe.rounds:
+                scores["finished"] = {r.k: r.score for r in self.engine.map(self._finishes()) if r.score}
         row = self._record(done, scores)
         kept, apart = split(server)
         for name, tensor in apart.items():
@@ -319,6 +345,27 @@ class _Loop:
         if self.listen is not None:
             self.listen(Progress(t + 1, recipe.rounds, row, seconds))
         return server
+
+    def _validate(self, store: Store, server: Server, t: int) -> dict[int, Score]:
+        """Every client's validation samples with the shared model, which is kept if none was better."""
+        assert isinstance(self.device.method, Finishing)
+        theta = self.device.method.shared(server)
+        message = Message(theta=Values(theta))
+        jobs = (Job("validate", t, k, None, {"server": message}) for k in range(self.clients))
+        scores = {r.k: r.score for r in self.engine.map(jobs) if r.score}
+        accuracy = metrics(scores).get("accuracy", 0.0)
+        if self.best is None or accuracy > self.best[1] or not any(s.samples for s in scores.values()):
+            self.best = t, accuracy, theta
+            store.put_part("best", dumps(theta))
+        return scores
+
+    def _finishes(self, model: bool = False) -> Iterator[Job]:
+        assert self.best is not None
+        t, _, theta = self.best
+        message = Message(theta=Values(theta))
+        wants: Wants = ("model",) if model else ()
+        for k in range(self.clients):
+            yield Job("finish", t, k, None, {"server": message}, wants)
 
     def _post(self, store: Store, t: int = -1, who: Iterable[int] | None = None) -> None:
         """Let everybody join a fleet without a server and say what it begins with."""
@@ -348,12 +395,12 @@ class _Loop:
             jobs["before"] = self._tests(store, server, t)
         if "shared" in self.recipe.evaluate.points and isinstance(self.device.method, SharedModel):
             model: Inbox = {"server": Message(theta=Values(self.device.method.shared(server)))}
-            jobs["shared"] = (Job("shared", t, k, None, model) for k in range(self.clients))
+            jobs["shared"] = (Job("shared", t, k, None, model) for k in self.members)
         return {point: {r.k: r.score for r in self.engine.map(todo) if r.score} for point, todo in jobs.items()}
 
     def _tests(self, store: Store, server: Server, t: int, model: bool = False) -> Iterator[Job]:
         ctx = self.device.ctx(t, "tests", t)
-        for k in range(self.clients):
+        for k in self.members:
             wants: Wants = ("model",) if model else ()
             inbox: dict[str | int, Raw]
             if isinstance(self.device.method, StarMethod):
@@ -379,7 +426,7 @@ class _Loop:
             row["notes"] = {name: _mean(done.notes, name) for name in next(iter(done.notes.values()))}
         if done.clock:
             row["clock"] = _clock(done.clock)
-        for point in ("before", "shared"):
+        for point in ("before", "shared", "validation", "finished"):
             if scores.get(point):
                 row[point] = metrics(scores[point])
         if self.latest and self._due(done.t):
@@ -395,12 +442,16 @@ class _Loop:
         return {
             "sizes": {name: journal.size for name, journal in self.journals.items() if name != "timing"},
             "latest": {str(k): [s.correct, s.samples, s.loss] for k, s in sorted(self.latest.items())},
+            "best": None if self.best is None else self.best[:2],
             "ballots": self.ballots,
         }
 
     def _finish(self, store: Store, server: Server) -> dict[str, Any]:
         """Write what a finished run leaves; the summary comes last, so that a run without it is not finished."""
         summary = summarise(self.recipe, self.rows)
+        adapted = self._adapt(server)
+        if adapted:
+            summary["newcomers"] = metrics({k: result.score for k, result in adapted.items() if result.score})
         if self.folder is None:
             return summary
         path = self.folder.path
@@ -412,6 +463,9 @@ class _Loop:
             write(state / "versions.json", json.dumps(versions, indent=1) + "\n")
         for k in () if self.away else store.clients():
             write(state / f"client-{k:05d}.safetensors", store.client(k) or b"")
+        for k, result in adapted.items():
+            if result.client is not None:
+                write(state / f"client-{k:05d}.safetensors", result.client)
         if not isinstance(self.device.method, StarMethod):
             for k in range(self.clients):  # among peers, weights lie in what each told last
                 letter = store.mail(k, self.recipe.rounds)[0]
@@ -427,9 +481,20 @@ class _Loop:
         _forget_state(path)
         return summary
 
+    def _adapt(self, server: Server) -> dict[int, Result]:
+        """Let those who were held out join now."""
+        method, t = self.device.method, self.recipe.rounds - 1
+        if not isinstance(method, StarMethod):
+            return {}
+        ctx = self.device.ctx(t, "tests", t)
+        jobs = (Job("adapt", t, k, None, {"server": method.down(server, k, ctx)}) for k in newcomers(self.recipe))
+        return {result.k: result for result in self.engine.map(jobs)}
+
     def _models(self, store: Store, server: Server, path: Path) -> None:
         path.mkdir(exist_ok=True)
-        for result in self.engine.map(self._tests(store, server, self.recipe.rounds - 1, model=True)):
+        finished = "finished" in self.recipe.evaluate.points
+        jobs = self._finishes(True) if finished else self._tests(store, server, self.recipe.rounds - 1, model=True)
+        for result in self.engine.map(jobs):
             message: Message | None = result.message
             if message is not None:
                 tensors = self.device.task.layout.unflatten(message["model"].values)

@@ -15,7 +15,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from sparsona import drawing
-from sparsona.config import Recipe, RecipeError, changed, named, options, shown, tables, variants
+from sparsona.config import Recipe, RecipeError, changed, named, options, shown, tables, told_apart, variants
 from sparsona.costs import Device
 from sparsona.report import cost_of, cost_row, differences, evaluated, run_row
 from sparsona.results import Run, RunError, write
@@ -85,6 +85,7 @@ def plan(name: str, overrides: Iterable[str] = (), only: Sequence[str] = ()) -> 
     if count > MOST:
         raise RecipeError(f"the values listed make {count:,} runs: must be at most {MOST:,}")
     made = []
+    all_known: dict[str, str | None] = {}
     for variant, own in axes.items():
         known: dict[str, dict[str, Any]] = {}
         for picked in product(*(listed[i][1] for i in own)):
@@ -95,6 +96,7 @@ def plan(name: str, overrides: Iterable[str] = (), only: Sequence[str] = ()) -> 
             for key in values:
                 if values[key] != twin[key]:  # another change covers this one, or the two are the same file
                     raise RecipeError(f"{key} = {shown(twin[key])} and {shown(values[key])} make the same run")
+            told_apart(all_known, variant, recipe)
             made.append((Setting(variant, values), recipe))
     names = _names([setting for setting, _ in made], made[0][1].name)
     runs = dict(zip(names, made, strict=True))
@@ -220,12 +222,14 @@ _MEASURES = (
     "bottom_decile",
     "spread",
     "shared_accuracy",
+    "after_accuracy",
     "best_accuracy",
     "wire_bytes",
     "down_bytes",
     "up_bytes",
     "paper_bytes",
     "flops",
+    "sparsity",
 )
 _TO_TARGET = ("rounds_to_target", "bytes_to_target", "flops_to_target")
 
@@ -258,6 +262,8 @@ class SweepTable(Sheet):
         ]
         if any(row["shared_accuracy_mean"] is not None for row in self.rows):
             results.append(Column("shared %", lambda r: _mean_std(r, "shared_accuracy")))
+        if any(row["after_accuracy_mean"] is not None for row in self.rows):
+            results.append(Column("after %", lambda r: _mean_std(r, "after_accuracy")))
         goal, told = target_columns(self.rows)
         results += told
         if goal:
@@ -267,6 +273,8 @@ class SweepTable(Sheet):
             Column("MB paper", lambda r: amount(r["paper_bytes_mean"] / 1e6)),
             Column(unit, lambda r: amount(r["flops_mean"] / scale)),
         ]
+        if any(row["sparsity_mean"] is not None for row in self.rows):
+            costs.append(Column("final sparsity %", lambda r: _mean_std(r, "sparsity")))
         return who or [Column("run", lambda r: str(r["group"]), words=True)], results, costs
 
 

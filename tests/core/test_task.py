@@ -427,3 +427,41 @@ def test_buffers_that_cannot_travel_are_refused():
     model.register_buffer("wide", torch.zeros(3, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"buffer wide is torch\.float64"):
         Task.of(model, torch.zeros(1, 4))
+
+
+def test_frozen_tensors_cost_no_gradients():
+    """What moves comes out as if all gradients had been taken; the frozen ones, and all below the lowest, are not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    task, theta0 = Task.of(model, torch.zeros(1, 6))
+    x, y = torch.randn(40, 6), torch.arange(40) % 3
+    data = Samples(x, y, torch.arange(40))
+    layout = task.layout
+    move = layout.spread([False, False, True, False, False, False])
+    how = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
+    got = sgd(task, theta0, data.epochs(Rng(1), 2, 8), move=move, **how)
+    spent = task.flops
+    whole = sgd(task, theta0, data.epochs(Rng(1), 2, 8), move=move, clip=1e9, **how)  # a dense norm needs them all
+    assert torch.equal(got, whole)
+    assert torch.equal(got[~move], theta0[~move])
+    assert not torch.equal(got[move], theta0[move])
+    forward = 2 * (30 + 20 + 12) + 5 + 4 + 3
+    inputs, weights = 2 * (20 + 12) + 4 + 3, 2 * 20  # from the second layer up; its matrix alone
+    assert spent == 80 * (forward + inputs + weights)
+    assert all(w.requires_grad for w in task.weights)
+    assert task.grad(theta0, (x, y)).count_nonzero() > 60
+    seen = []
+    with task.frozen([True, True, False, True, True, True]):
+        handle = model[0].register_full_backward_hook(lambda *_: seen.append("below"))
+        task.gradients((x, y))
+        handle.remove()
+    assert seen == []
+
+
+def test_nothing_moves_at_no_cost():
+    torch.manual_seed(0)
+    task, theta0 = Task.of(nn.Linear(4, 3), torch.zeros(1, 4))
+    data = Samples(torch.randn(8, 4), torch.arange(8) % 3, torch.arange(8))
+    got = sgd(task, theta0, data.epochs(Rng(1), 1, 4), lr=0.1, weight_decay=0.1, move=torch.zeros(15, dtype=torch.bool))
+    assert torch.equal(got, theta0)
+    assert task.flops == 0

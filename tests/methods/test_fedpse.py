@@ -123,6 +123,12 @@ def test_a_zero_that_fills_up_does_not_count_but_one_of_a_whole_tensor_does():
     layout = layers(3, 2)
     fills, other = sparse(5, {0: 0.0, 1: 4.0, 3: 0.0, 4: 2.0}), sparse(5, {0: 6.0, 1: 2.0, 3: 8.0, 4: 2.0})
     assert elementwise_mean(layout, [(fills, 1), (other, 1)]).tolist() == [6.0, 3.0, 0.0, 4.0, 2.0]
+    # where entries compete in the whole model, a tensor that is chosen whole by chance is not one that travels whole
+    zeros, some = sparse(4, {0: 0.0, 1: 0.0}), sparse(4, {0: 6.0, 1: 2.0})
+    assert elementwise_mean(layers(1, 3), [(zeros, 1), (some, 1)], "model").tolist() == [6.0, 2.0, 0.0, 0.0]
+    assert elementwise_mean(layers(1, 3), [(zeros, 1), (some, 1)]).tolist() == [3.0, 2.0, 0.0, 0.0]
+    full = [(Sparse(torch.ones(4).bool(), torch.tensor(v)), 1) for v in ([0.0, 2.0, 0.0, 4.0], [2.0, 0.0, 0.0, 0.0])]
+    assert elementwise_mean(layers(1, 3), full, "model").tolist() == [1.0, 1.0, 0.0, 2.0]
 
 
 # -- DPS -------------------------------------------------------------------------------------------------------------
@@ -165,9 +171,29 @@ def test_downstream_piece_by_piece():
     # as one: 8 - 8 = 0, so one of two
     got = downstream(layout, top, update, Rng(1), "model")
     assert (got[[0, 3]].tolist(), int(got[[1, 4]].sum()), int(got[[2, 5]].sum())) == ([1, 1], 1, 1)
-    # of a vector of zeros nothing can be told: one half, here round(0.5 * 1) = 0, of a tensor of three places two
+    # zeros that fill up are nobody's choice: the server's places alone
     nothing = sparse(6, {1: 0.0, 2: 0.0, 3: 0.0, 5: 0.0})
-    assert downstream(layout, top, nothing, Rng(1)).tolist() == [1, 1, 0, 1, 1, 0]
+    assert downstream(layout, top, nothing, Rng(1), "model").tolist() == [1, 1, 0, 1, 1, 0]
+    # one with two entries of its own, 4 in common with the server: 5, not the zeros that fill up
+    single = sparse(6, {2: 0.0, 3: 0.0, 4: -1.0, 5: -0.5})
+    # cosine -4 / (sqrt(22) sqrt(1.25)) = -0.76: round(0.88 * 3) = 3 of its own, of which there is one
+    got = downstream(layout, top, single, Rng(1), "model").tolist()
+    assert (got[2], got[4], got[5], got[0] + got[1] + got[3]) == (0, 1, 1, 2)
+
+
+def test_a_correlation_decides_whose_places_are_sent():
+    """Alike: the server's places; opposed: the client's; the correlation alone says which, also in a merge."""
+    layout, top, update = layers(6), sparse(6, {0: 3.0, 1: 2.0, 2: 1.0}), sparse(6, {2: 1.0, 3: 5.0, 4: 6.0})
+    assert torch.equal(downstream(layout, top, update, Rng(1), correlation=lambda a, b: 1.0), top.mask)
+    assert torch.equal(downstream(layout, top, update, Rng(1), correlation=lambda a, b: -1.0), update.mask)
+
+
+def test_pieces_are_drawn_each_by_itself():
+    """Two tensors alike in everything but their place: over many keys the halves drawn are not always the same."""
+    layout, top = layers(8, 8), sparse(16, dict.fromkeys((0, 1, 2, 3, 8, 9, 10, 11), 1.0))
+    update = sparse(16, dict.fromkeys((4, 5, 6, 7, 12, 13, 14, 15), 1.0))
+    drawn = [downstream(layout, top, update, Rng(seed)).view(2, 8) for seed in range(20)]
+    assert any(not torch.equal(*both) for both in drawn)
 
 
 # -- a round ---------------------------------------------------------------------------------------------------------
@@ -476,6 +502,12 @@ def halves(a, b):
 
 def wild(a, b):
     return 3.0
+
+def opposed(a, b):
+    return -1.0
+
+def same(a, b):
+    return 1.0
 """
 
 
@@ -513,6 +545,26 @@ def test_running_statistics_of_batch_norm(name, own, tmp_path):
     assert both[0]["paper_down"] - both[1]["paper_down"] == 2 * 6 * 4 * 128  # not in the first round
     found = means(tmp_path / "averaged")
     assert all(torch.equal(found[0], other) for other in found)
+
+
+@pytest.mark.parametrize("name", ["fedpse", "fedstc", "fedscr"])
+def test_running_statistics_are_averaged_by_samples(name, own):
+    """Two clients with 1 and 3 samples by their word: a quarter of one's, three quarters of the other's."""
+    more = {"running": "averaged"} if name == "fedpse" else {}
+    device, fleet = prepare(recipe(name, model={"name": "mypse:Net"}, method=more))
+    method, ctx, n = device.method, device.ctx(0, "merge", 0), device.task.layout.params
+    server, inbox, theirs = method.start(6, ctx), [], []
+    for k, samples in enumerate((1, 3)):
+        now = device.ctx(0, "local", 0, k)
+        _, message, model = method.local(method.join(k, now), {"server": Message()}, fleet.local(k), now)
+        theirs.append(model[n:].double())
+        inbox.append((k, method.read(server, k, Message(**{**message, "samples": samples}), ctx)))
+    after = method.merge(server, iter(inbox), ctx)
+    want = ((theirs[0] + 3 * theirs[1]) / 4).float()
+    assert not torch.equal(theirs[0], theirs[1])
+    torch.testing.assert_close(method.down(after, 0, ctx)["running"].values, want)
+    got = method.personal(method.join(0, ctx), {"server": method.down(after, 0, ctx)}, fleet.local(0), ctx)
+    torch.testing.assert_close(got[n:], want)
 
 
 # -- IMDB ------------------------------------------------------------------------------------------------------------
@@ -557,6 +609,14 @@ def test_a_correlation_of_your_own(own, tmp_path):
     assert {row["notes"]["distance"] for row in rows if "notes" in row} == {0.5}
     with pytest.raises(ValueError, match=r"correlation: wild gave 3\.0; -1 to 1 is allowed"):
         run(recipe("fedpse", method={"correlation": "mypse:wild"}))
+
+
+def test_a_correlation_of_your_own_decides_in_a_merge(own):
+    """By the round by hand: opposed, each client gets the average at its own places; alike, at the server's."""
+    apart = merged(FedPSE(sparsity=0.5, correlation="mypse:opposed")).pending
+    assert [apart[k].sparse().dense().tolist() for k in (0, 1)] == [[4, -2, 2.5, 0, 0, 0], [0, 0, 2.5, 6, -5, 0]]
+    alike = merged(FedPSE(sparsity=0.5, correlation="mypse:same")).pending
+    assert [alike[k].sparse().dense().tolist() for k in (0, 1)] == [[4, 0, 0, 6, -5, 0]] * 2
 
 
 def test_other_correlations_find_other_distances():
@@ -618,6 +678,10 @@ def test_who_diverges_is_left_out_and_the_run_goes_on(name, tmp_path, monkeypatc
     monkeypatch.setattr(type(r.method), "local", local)
     rows = list(run(r, tmp_path / "run").rows("rounds"))
     assert [row["left_out"] for row in rows] == [[], [2], []]
+    run(replace(r, rounds=1), tmp_path / "one")
+    run(replace(r, rounds=2), tmp_path / "two")
+    state = [(tmp_path / path / "state" / "client-00002.safetensors").read_bytes() for path in ("one", "two")]
+    assert state[0] == state[1]
     assert rows[1]["why_left_out"] == {"2": "NaN or Inf"}
     assert rows[2]["after"]["clients"] == 6
     assert math.isfinite(rows[2]["after"]["loss"])
@@ -646,6 +710,13 @@ def test_an_update_of_nothing(name):
         got = both.pending[1].sparse()
         assert torch.equal(got.dense(), other["update"].dense())
         assert alone.distances[0] == 0.5
+
+
+@pytest.mark.parametrize(("size", "sparsity"), [(4, 1.0), (4, -0.1), (3, 0.5), (5, math.nan)])
+@pytest.mark.parametrize("each", ["layer", "model"])
+def test_what_upstream_cannot_take_is_told(size, sparsity, each):
+    with pytest.raises(ValueError, match=rf"vec, sparsity: \({size},\), {sparsity}; a vector of 4 entries"):
+        upstream(layers(1, 3), torch.ones(size), sparsity, each)
 
 
 def test_a_layer_of_one_weight_always_travels():

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from methods.test_fedpse import six_weights, traffic
+from methods.test_fedpse import layers, six_weights, traffic
 from small import recipe
 from sparsona.core.layout import Layout, Slot
 from sparsona.core.structures import calibrated, scores, spread
@@ -105,6 +105,15 @@ def test_a_round_by_hand():
     dense = FedSCR(lr=2.0, sparsity=0.5, downlink="dense").merge(server, iter(inbox), ctx)
     assert dense.theta.tolist() == pytest.approx([0, 1, 0, 4, -1, 0])
     assert not dense.residual.any()
+    fixed = FedSCR(lr=2.0, downlink="dense", threshold=0.9).merge(server, iter(inbox), ctx)
+    assert torch.equal(fixed.theta, dense.theta)  # the threshold is the clients'
+
+
+def test_a_model_of_vectors_alone_travels_whole():
+    layout, method = layers(3, 2), FedSCR(sparsity=0.5)
+    parts = method.compress(layout, torch.arange(5.0))
+    assert (len(parts["structures"].mask), parts["values"].values.tolist()) == (0, [0, 1, 2, 3, 4])
+    assert method.expand(layout, Message(**parts)).dense().tolist() == [0, 1, 2, 3, 4]
 
 
 def test_sparsity_zero_is_fedavg_on_updates_as_fedpse_is(tmp_path):

@@ -64,6 +64,14 @@ def test_a_round_by_hand():
     assert set(method.down(later, 1, ctx)) == {"places", "signs", "sizes"}
     assert method.down(later, 0, ctx)["weights"].mask.tolist() == [1, 1, 0, 1, 1, 1]  # it has had nothing yet
     assert torch.equal(method.personal(client, {"server": method.down(later, 0, ctx)}, data, ctx), later.theta)
+    # one that has version 2, away while client 0 says something twice, is told what moved since, and no more
+    there = method.merge(later, iter([(1, method.read(later, 1, silent, ctx))]), ctx)
+    away = there
+    for _ in range(2):
+        away = method.merge(away, iter([(0, method.read(away, 0, sent_by(method, {0: 6.0}, 1, ctx), ctx))]), ctx)
+    assert away.seen[1] == there.seen[1] == 2
+    assert method.down(away, 1, ctx)["weights"].mask.tolist() == (away.moved > 2).tolist()
+    assert not bool((away.moved > 2).all())
 
 
 def test_the_mean_is_by_samples_or_not():

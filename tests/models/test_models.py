@@ -37,6 +37,7 @@ PRINTED = [
     ("cnn", 10, 582_026, None),
     ("digits-cnn", 10, 6_090, None),
     ("digits-mlp", 10, 4_810, None),
+    ("digits-deep", 10, 21_626, None),
 ]
 
 # PerFedMask's layer sizes, |pi_j|
@@ -51,6 +52,29 @@ def test_every_model_is_listed() -> None:
     assert {name for name, *_ in PRINTED} == set(MODELS)
     for name, entry in MODELS.items():
         assert (name, entry.classes) in {(n, c) for n, c, *_ in PRINTED}
+
+
+NARROW = [  # name, classes, width, parameters and those of the body
+    ("preresnet18", 10, 0.125, 176_178, 175_528),
+    ("mobilenet", 100, 0.125, 70_380, 57_480),
+    ("mobilenet", 100, 0.25, 238_772, 213_072),
+    ("alexnet-bn", 10, 0.125, 901_714, 896_584),
+    ("digits-deep", 10, 0.5, 6_594, 6_424),
+    ("digits-cnn", 10, 0.5, 1_898, 1_248),
+]
+
+
+@pytest.mark.parametrize(("name", "classes", "width", "params", "body"), NARROW)
+def test_narrow_models(name: str, classes: int, width: float, params: int, body: int) -> None:
+    shape = MODELS[name].shape
+    model = build(name, classes, shape, width=width)
+    layout = Layout.of(model, example(model, shape))
+    assert (layout.params, sum(layout.groups)) == (params, body)
+
+
+def test_a_model_that_cannot_be_narrower_says_so() -> None:
+    with pytest.raises(ValueError, match=r"model 'imdb' cannot be made .*: it takes no width; only 1.0 is allowed"):
+        build("imdb", 2, (256,), width=0.5)
 
 
 @pytest.mark.parametrize(("name", "classes", "params", "flops"), PRINTED)

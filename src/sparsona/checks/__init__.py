@@ -8,7 +8,15 @@ from sparsona.checks.dadpfl import dadpfl
 from sparsona.checks.fedpse import fedpse
 from sparsona.checks.fedspa import fedspa
 from sparsona.checks.line import Line
+from sparsona.checks.perfedmask import perfedmask
+from sparsona.checks.pfedgate import pfedgate
 
 __all__ = ["CHECKS", "Line"]
 
-CHECKS: dict[str, Callable[[], Iterator[Line]]] = {"fedspa": fedspa, "dadpfl": dadpfl, "fedpse": fedpse}
+CHECKS: dict[str, Callable[[], Iterator[Line]]] = {
+    "fedspa": fedspa,
+    "dadpfl": dadpfl,
+    "fedpse": fedpse,
+    "perfedmask": perfedmask,
+    "pfedgate": pfedgate,
+}

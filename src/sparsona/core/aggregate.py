@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from itertools import repeat
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -122,18 +123,25 @@ def overlap_mean(
     return out.value(otherwise)
 
 
-def elementwise_mean(layout: Layout, updates: Iterable[tuple[Sparse, float]]) -> Vector:
+def elementwise_mean(
+    layout: Layout, updates: Iterable[tuple[Sparse, float]], each: Literal["layer", "model"] = "layer"
+) -> Vector:
     """The mean at each coordinate over the sparse updates that hold it, each with its weight; 0 where none does.
 
-    A zero that is sent only because its tensor has too few other entries does not count; one of a whole tensor does.
+    A zero that is sent only because its piece (tensor, or the model) has too few other entries does not count; one of
+    a piece that travels whole, such as a tensor of one weight, does.
     """
     out = OverlapMean(layout.dim)
     for update, weight in updates:
         if bool(update.values.all()):  # no zeros, as nearly always
             out.add(update.values, update.mask, weight)
             continue
-        dense, ones = update.dense(), layout.counts(update.mask)
-        whole = layout.spread([n == size for n, size in zip(ones, layout.sizes, strict=True)])
+        dense = update.dense()
+        if each == "layer":
+            counts = zip(layout.counts(update.mask), layout.sizes, strict=True)
+            whole = layout.spread([n == size for n, size in counts])
+        else:
+            whole = update.mask.all()
         out.add(dense, update.mask & ((dense != 0) | whole), weight)
     return out.value()
 

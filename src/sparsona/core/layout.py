@@ -34,6 +34,7 @@ class Slot:
     uses: int  # output positions per sample at which an entry takes part; 0 for norms, embeddings and buffers
     head: bool = False
     lookup: bool = False  # a table that is looked up, not multiplied
+    group: int = -1  # the layer of the body that is trained or frozen as a whole; -1 for head and buffers
 
     @property
     def size(self) -> int:
@@ -107,6 +108,19 @@ class Layout:
         """Which coordinates belong to the classifier."""
         return self.spread([s.head for s in self.slots])
 
+    @cached_property
+    def groups(self) -> tuple[int, ...]:
+        """Entries of each layer of the body, in order; those of a model without a head are all its layers."""
+        sizes = [0] * (1 + max((s.group for s in self.slots), default=-1))
+        for s in self.slots:
+            if s.group >= 0:
+                sizes[s.group] += s.size
+        return tuple(sizes)
+
+    def grouped(self, flags: Sequence[bool]) -> Mask:
+        """One flag per layer of the body, as a mask over coordinates; head and buffers have zeros."""
+        return self.spread([s.group >= 0 and bool(flags[s.group]) for s in self.slots])
+
     def spread(self, flags: list[bool]) -> Mask:
         """One flag per tensor, as a mask over coordinates."""
         return torch.repeat_interleave(torch.tensor(flags), torch.tensor(self.sizes))
@@ -128,6 +142,24 @@ class Layout:
         weights = sum(2 * s.uses * n for s, n in pairs if len(s.shape) > 1)
         return weights + sum(s.uses * s.size for s, _ in pairs if len(s.shape) == 1)
 
+    def training_flops(self, mask: Mask | None = None, still: Sequence[bool] = ()) -> int:
+        """Operations of training on one sample: gradients of inputs and of weights cost as much each as going forward.
+
+        With flags of the trained tensors that stay still, theirs have no gradient of weights, and those below the
+        lowest that moves none of inputs either.
+        """
+        if not any(still):
+            return 3 * self.flops(mask)
+        kept = self.sizes if mask is None else self.counts(mask)
+        lowest = list(still).index(False)
+        inputs = [n if i >= lowest else None for i, n in enumerate(kept)]
+        moving = [n if i < len(still) and not still[i] else None for i, n in enumerate(kept)]
+        return self.flops_of(kept) + self._flops_some(inputs) + self._flops_some(moving)
+
+    def _flops_some(self, kept: Sequence[int | None]) -> int:
+        pairs = [(s, n) for s, n in zip(self.slots, kept, strict=True) if n is not None]
+        return sum(2 * s.uses * n if len(s.shape) > 1 else s.uses * s.size for s, n in pairs)
+
     @property
     def uncounted(self) -> list[str]:
         """Weights whose operations are not known, because no linear or convolution layer was seen to use them."""
@@ -139,11 +171,13 @@ class Layout:
         uses = _uses(model, example)
         head = _head(model)
         tables = {n for n, m in model.named_modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))}
+        groups = _groups(model, head)
         slots: list[Slot] = []
         offset = 0
         for name, tensor, kind, owner in _tensors(model):
             times = uses.get(id(tensor), 0)
-            slot = Slot(name, tuple(tensor.shape), kind, owner, offset, times, owner == head, owner in tables)
+            at = groups.get(name, -1)
+            slot = Slot(name, tuple(tensor.shape), kind, owner, offset, times, owner == head, owner in tables, at)
             slots.append(slot)
             offset += slot.size
         if not any(s.kind != "buffer" for s in slots):
@@ -207,6 +241,29 @@ def _head(model: nn.Module) -> str:
         return named
     linears = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
     return linears[-1] if linears else _NO_HEAD
+
+
+def _groups(model: nn.Module, head: str) -> dict[str, int]:
+    """The layer of each trained tensor of the body: as the model's ``layer_groups`` say, else a module each.
+
+    A normalisation belongs to the module before it.
+    """
+    body = [(name, kind, owner) for name, _, kind, owner in _tensors(model) if kind != "buffer" and owner != head]
+    beginnings = getattr(model, "layer_groups", None)
+    if beginnings is not None:
+        found = {
+            name: [i for i, group in enumerate(beginnings) if name.startswith(tuple(group))] for name, _, _ in body
+        }
+        if wrong := [name for name, at in found.items() if len(at) != 1]:
+            raise ValueError(f"layer_groups of {type(model).__name__}: {wrong[0]} must be in one of them exactly")
+        return {name: at[0] for name, at in found.items()}
+    owners: list[str] = []
+    out: dict[str, int] = {}
+    for name, kind, owner in body:
+        if not owners or (owner != owners[-1] and (kind != "norm" or len(out) == 0)):
+            owners.append(owner)
+        out[name] = len(owners) - 1
+    return out
 
 
 def _uses(model: nn.Module, example: Tensor) -> dict[int, int]:

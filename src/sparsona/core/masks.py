@@ -159,6 +159,9 @@ def pieces(layout: Layout, each: Piece, *vectors: Tensor) -> list[tuple[Tensor, 
 
 def largest(layout: Layout, vec: Vector, sparsity: float, each: Piece = "layer") -> Mask:
     """The entries of largest magnitude that remain of each piece when a share ``sparsity`` of it is left out."""
+    if vec.shape != (layout.dim,) or not 0 <= sparsity < 1:
+        what = f"a vector of {layout.dim} entries and a share of at least 0 and below 1 are allowed"
+        raise ValueError(f"vec, sparsity: {tuple(vec.shape)}, {sparsity}; {what}")
     return torch.cat([top(p.abs(), kept(p.numel(), sparsity)) for (p,) in pieces(layout, each, vec)])
 
 

@@ -80,6 +80,15 @@ class Samples:
         for places in torch.split(torch.arange(len(self)), size):
             yield self.at(places)
 
+    def mean(self, size: int = 128) -> Tensor:
+        """The mean input, as a batch of one."""
+        return (
+            torch.stack([x.sum(0, dtype=torch.float64) for x, _ in self.all(size)])
+            .sum(0, keepdim=True)
+            .div(len(self))
+            .float()
+        )
+
     def batch(self, rng: Rng, size: int) -> Batch:
         """One random batch."""
         return self.at(rng.permutation(len(self))[:size])

@@ -50,7 +50,7 @@ def calibrated(layout: Layout, found: list[Tensor], budget: int) -> float:
     """
     bars = torch.from_numpy(np.unique(np.concatenate([[-1.0], *(units.numpy() for units in found)])))
     bars = bars[bars < 1]
-    held = torch.full_like(bars, sum(s.size for s in layout.slots if len(s.shape) == 1))
+    held = torch.full_like(bars, sum(s.size for s in layout.slots if len(s.shape) < 2))
     each = iter(found)
     for slot in layout.slots:
         if len(slot.shape) > 1:

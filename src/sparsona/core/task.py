@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,21 +23,23 @@ class Task:
     non-zero weights, training is three times the forward pass).
     """
 
-    def __init__(self, model: nn.Module, layout: Layout) -> None:
+    def __init__(self, model: nn.Module, layout: Layout, shape: tuple[int, ...] = ()) -> None:
         self.model = model
         self.layout = layout
+        self.shape = shape  # of one input, if known
         self.flops = 0
         self.flat = torch.zeros(layout.dim)
         self.grads = torch.zeros(layout.params)
         self.weights, self._buffers = _bind(model, layout, self.flat)
         self._grad_views = [s.view(self.grads[s.where]) for s in layout.slots if s.kind != "buffer"]
+        self._live, self._live_views = self.weights, self._grad_views  # what has a gradient now: all, or what moves
 
     @staticmethod
     def of(model: nn.Module, example: Tensor) -> tuple[Task, Vector]:
         """A task and the model's initial vector."""
         layout = Layout.of(model, example)
         theta0 = layout.flatten({**dict(model.named_buffers()), **dict(model.named_parameters())})
-        return Task(model, layout), theta0
+        return Task(model, layout, tuple(example.shape[1:])), theta0
 
     def logits(self, theta: Vector, x: Tensor) -> Tensor:
         """Outputs for a batch, in evaluation mode."""
@@ -75,13 +79,31 @@ class Task:
     def gradients(self, batch: Batch) -> list[Tensor]:
         """The gradient of the loss at the loaded vector, tensor by tensor, fresh from the backward pass."""
         x, y = batch
-        found = torch.autograd.grad(loss(self.model(x), y), self.weights, allow_unused=True)
-        return [torch.zeros_like(w) if g is None else g for w, g in zip(self.weights, found, strict=True)]
+        found = torch.autograd.grad(loss(self.model(x), y), self._live, allow_unused=True)
+        return [torch.zeros_like(w) if g is None else g for w, g in zip(self._live, found, strict=True)]
 
     def gather(self, gradients: list[Tensor]) -> Vector:
         """Gradients as one flat vector, in a buffer that the next call writes over."""
-        torch._foreach_copy_(self._grad_views, gradients)
+        torch._foreach_copy_(self._live_views, gradients)
         return self.grads
+
+    @contextmanager
+    def frozen(self, still: list[bool]) -> Iterator[None]:
+        """Within the block these tensors, one flag each, have no gradients: the backward pass stops above the lowest.
+
+        Where a flat gradient is asked for, theirs is 0.
+        """
+        try:
+            for weight, stays in zip(self.weights, still, strict=True):
+                weight.requires_grad_(not stays)
+            self._live = [w for w, stays in zip(self.weights, still, strict=True) if not stays]
+            self._live_views = [v for v, stays in zip(self._grad_views, still, strict=True) if not stays]
+            self.grads.zero_()
+            yield
+        finally:
+            for weight in self.weights:
+                weight.requires_grad_(True)
+            self._live, self._live_views = self.weights, self._grad_views
 
 
 def loss(logits: Tensor, y: Tensor, *, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
@@ -142,6 +164,38 @@ class Adam:
         return Moments(self._mean, self._square, self._steps)
 
 
+class Sgd:
+    """SGD's steps on a vector, in place, each on some of its entries only; momentum goes on from what it was."""
+
+    def __init__(
+        self,
+        w: Tensor,
+        *,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        clip: float | None = None,
+        velocity: Tensor | None = None,
+    ) -> None:
+        self.w, self.momentum, self.weight_decay, self.clip = w, momentum, weight_decay, clip
+        self.velocity = None
+        if momentum:
+            self.velocity = torch.zeros_like(w) if velocity is None else velocity.clone()
+
+    def step(self, g: Tensor, lr: float, move: Mask | None = None) -> None:
+        """Clip, decay, move: what ``move`` leaves out keeps its value and its velocity; the gradient is used up."""
+        if self.clip is not None:
+            g.mul_((self.clip / (g.norm() + 1e-6)).clamp(max=1.0))
+        if self.weight_decay:
+            g.add_(self.w, alpha=self.weight_decay)
+        if self.velocity is not None:
+            g.add_(self.velocity, alpha=self.momentum)
+        if move is not None:
+            g.mul_(move)
+        if self.velocity is not None:
+            self.velocity.copy_(g if move is None else torch.where(move, g, self.velocity))
+        self.w.sub_(g, alpha=lr)
+
+
 def sgd(
     task: Task,
     theta: Vector,
@@ -165,7 +219,8 @@ def sgd(
     ``mask`` is the model's support: weights outside are zero and stay so. Only coordinates in ``move`` ever move, be
     it by gradient, momentum, decay or pull. ``pull`` draws towards ``anchor``: as a term pull/2 |theta - anchor|^2 of
     the loss, or as a step of its own after each step. ``clip`` bounds the norm of the gradient, taken over all
-    coordinates ("dense") or over those that move ("masked"). Momentum starts at zero. With ``sam`` each gradient is
+    coordinates ("dense") or over those that move ("masked"). A tensor of which nothing moves costs no gradient, unless
+    the norm needs it. Momentum starts at zero. With ``sam`` each gradient is
     taken that far up the slope (sharpness-aware minimisation, Foret et al., 2021), at twice the cost. With ``adam`` the
     gradient, once clipped and decayed, makes Adam's step instead, and momentum must be 0.
     """
@@ -182,9 +237,13 @@ def sgd(
     plain = gate is None and goal is None and clip is None and not weight_decay and velocity is None and adam is None
     if adam is not None:
         adam.start(n, gate)
-    cost = 3 * task.layout.flops(mask) * (2 if sam else 1)
+    still = _still(task.layout, move) if clip is None or clip_of == "masked" else []
+    if still and all(still):  # nothing to learn, but for running statistics, which do not move without their layers
+        return task.flat.clone()
+    cost = task.layout.training_flops(mask, still) * (2 if sam else 1)
     task.model.train()
-    with batches.rng("layers").everywhere():  # dropout and the like draw from the global generator
+    quiet = task.frozen(still) if any(still) else nullcontext()
+    with quiet, batches.rng("layers").everywhere():  # dropout and the like draw from the global generator
         for batch in batches:
             gradients = task.gradients(batch)
             if sam:
@@ -230,6 +289,11 @@ def _uphill(task: Task, batch: Batch, gradients: list[Tensor], far: float, gate:
     task.settle()
     task.flat.copy_(here)  # running statistics too: each batch counts once, where the model is
     return found
+
+
+def _still(layout: Layout, move: Mask | None) -> list[bool]:
+    """For each trained tensor, whether nothing of it moves."""
+    return [] if move is None else [n == 0 for n in layout.trained.counts(move[: layout.params])]
 
 
 def _gate(support: Tensor | None, move: Mask | None, n: int) -> Tensor | None:

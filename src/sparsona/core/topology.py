@@ -202,8 +202,8 @@ def edges(pairs: Iterable[tuple[int, int]], n: int, directed: bool = False) -> d
     _within("n", n, 1)
     out: dict[int, list[int]] = {k: [] for k in range(n)}
     for a, b in pairs:
-        _within("pairs", a, 0, n - 1)
-        _within("pairs", b, 0, n - 1)
+        if not (0 <= a < n and 0 <= b < n):
+            raise ValueError(f"pairs: {a} {b} in the edge list; clients are 0 to {n - 1}")
         if a == b or a in out[b] or (not directed and b in out[a]):
             raise ValueError(f"pairs: {(a, b)}; two different clients are needed, once")
         out[b].append(a)

@@ -16,10 +16,21 @@ from sparsona.core.layout import Vector
 from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData, Samples
 from sparsona.core.task import Task, correct, loss
-from sparsona.core.training import Ctx
+from sparsona.core.training import Ctx, Training, train
 from sparsona.core.wire import Message, Values, decode, encode, is_finite
 from sparsona.engines.values import dumps, loads, types_of
-from sparsona.method import Client, Method, Model, PeerMethod, Telling, Voter
+from sparsona.method import (
+    Client,
+    Composed,
+    Finishing,
+    Inbox,
+    Method,
+    Model,
+    PeerMethod,
+    Telling,
+    Voter,
+    Welcoming,
+)
 
 Wants = tuple[Literal["score", "model", "bytes"], ...]  # what else a job should bring back; the message as bytes
 Raw = Message | bytes | memoryview | Path  # a message, its bytes, or the file that holds them
@@ -70,7 +81,7 @@ class Mail(Mapping[str | int, Message]):
 class Job:
     """One thing to do for client k in round t."""
 
-    kind: Literal["local", "evaluate", "shared", "post"]
+    kind: Literal["local", "evaluate", "shared", "validate", "finish", "post", "adapt"]
     t: int
     k: int
     client: bytes | None  # its value, None if it has not joined yet
@@ -116,6 +127,7 @@ class Device:
     seed: int
     rounds: int
     test_batch: int = 128
+    adapt_epochs: int = 1
 
     def ctx(self, t: int, *key: int | str) -> Ctx:
         """The context of round t, with randomness keyed by seed, purpose, round and client."""
@@ -125,7 +137,7 @@ class Device:
         """Do a job."""
         began, flops = time.perf_counter(), self.task.flops
         k, t = job.k, job.t
-        if job.kind == "shared":
+        if job.kind in ("shared", "validate", "finish"):
             client = None
         elif job.client is None:
             client = self.method.join(k, self.ctx(0, "join", k))
@@ -152,8 +164,23 @@ class Device:
                 if "model" in job.wants and isinstance(model, Tensor):
                     message = Message(model=Values(model))
                 result = Result(k, score=self.score(model, k))
+            case "adapt":
+                client, model = self.adapted(client, inbox, self.local(k), self.ctx(t, "adapt", k))
+                if "model" in job.wants and isinstance(model, Tensor):
+                    message = Message(model=Values(model))
+                result = Result(k, _kept(client), score=self.score(model, k))
             case "shared":
-                result = Result(k, score=self.score(inbox["server"]["theta"].values, k))
+                result = Result(k, score=self.score(self.shared(inbox, t), k))
+            case "validate":
+                held = self.local(k).validation
+                result = Result(k, score=self.score(self.shared(inbox, t), k, held))
+            case "finish":
+                assert isinstance(self.method, Finishing)
+                ctx = self.ctx(t, "finish", k)
+                model = self.method.finish(inbox["server"]["theta"].values, self.local(k), ctx)
+                if "model" in job.wants and isinstance(model, Tensor):
+                    message = Message(model=Values(model))
+                result = Result(k, score=self.score(model, k))
             case "post":
                 assert isinstance(self.method, PeerMethod)
                 message = self.method.post(client, self.ctx(0, "post", k))
@@ -165,10 +192,24 @@ class Device:
             result = replace(result, message=message)
         return replace(result, seconds=time.perf_counter() - began)
 
-    def score(self, model: Model, k: int) -> Score:
-        """The model on client k's test samples."""
+    def shared(self, inbox: Inbox, t: int) -> Model:
+        """The shared model that the server sent as one vector."""
+        theta: Vector = inbox["server"]["theta"].values
+        return self.method.opened(theta, self.ctx(t, "shared")) if isinstance(self.method, Composed) else theta
+
+    def adapted(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Model]:
+        """A newcomer and its model: as its method personalises for it, or the model it would use, tuned as a whole."""
+        if isinstance(self.method, Welcoming):
+            return self.method.welcome(client, inbox, data, self.adapt_epochs, ctx)
+        model = self.method.personal(client, inbox, data, ctx)
+        assert isinstance(self.method, Training)
+        assert isinstance(model, Tensor), "models that are no vectors have their own way to adapt"
+        return client, train(self.method, model, data.train, ctx, purpose="adapt", epochs=self.adapt_epochs)
+
+    def score(self, model: Model, k: int, samples: Samples | None = None) -> Score:
+        """The model on client k's test samples, or on others."""
         right, total, n = 0, 0.0, 0
-        for x, y in self.test(k).all(self.test_batch):
+        for x, y in (self.test(k) if samples is None else samples).all(self.test_batch):
             logits = self.task.logits(model, x) if isinstance(model, torch.Tensor) else model(x)
             right += correct(logits, y)
             total += float(loss(logits, y, reduction="sum"))

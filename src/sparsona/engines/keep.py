@@ -7,6 +7,8 @@ import os
 import re
 from pathlib import Path
 
+from sparsona.engines.files import write
+
 _FORM = re.compile(r"(\d{1,9})-([0-9a-f]{16})")
 
 
@@ -45,7 +47,7 @@ class Keep:
         number = 0 if before is None else int(before.partition("-")[0]) + 1
         version = _name(number, value)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        replace_file(self._file(version), value)
+        write(self._file(version), value, private=True)
         files = sorted(self.folder.glob("*.value"), key=lambda f: f.stat().st_mtime_ns, reverse=True)
         for old in files[self.depth + 4 :]:
             old.unlink(missing_ok=True)
@@ -57,16 +59,6 @@ class Keep:
 
     def _file(self, version: str) -> Path:
         return self.folder / f"{version}.value"
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file, readable by its owner alone, as a whole or not at all; it is on the disk when this returns."""
-    part = path.with_name(path.name + ".part")
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as f:
-        f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
-    part.replace(path)
 
 
 def _name(number: int, value: bytes) -> str:

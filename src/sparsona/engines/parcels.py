@@ -17,7 +17,7 @@ _HEAD = struct.Struct("<4sI")
 _MAGIC = b"SPF1"
 _MOST_HEAD = 1 << 22
 _MOST_BLOBS = 100_000
-_KINDS = ("local", "evaluate", "shared", "post")
+_KINDS = ("local", "evaluate", "shared", "validate", "finish", "post", "adapt")
 _WANTS = ("score", "model", "bytes")
 
 

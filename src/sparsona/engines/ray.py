@@ -23,9 +23,9 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told; it is r
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or it warns at every start
 
 import ray
-import torch
 from ray.exceptions import RayError
 
+from sparsona.core.arithmetic import arithmetic
 from sparsona.core.wire import Message, encode
 from sparsona.engines.device import Job, Raw, Result, Sent
 from sparsona.engines.frames import read_result, result_parts
@@ -40,7 +40,6 @@ class _Worker:
     """What runs on the cluster: a device, and nothing that outlives a job."""
 
     def __init__(self, build: str, arguments: dict[str, Any], path: list[str]) -> None:
-        torch.set_num_threads(1)
         sys.path[:] = [*path, *(p for p in sys.path if p not in path)]
         module, _, name = build.partition(":")
         self.device = getattr(importlib.import_module(module), name)(**arguments)
@@ -54,7 +53,8 @@ class _Worker:
         try:
             inbox: dict[str | int, Raw] = dict(zip(head["senders"], letters, strict=True))
             job = Job(head["kind"], head["t"], head["k"], client, inbox, tuple(head["wants"]))
-            result = self.device.handle(job)
+            with arithmetic():
+                result = self.device.handle(job)
             told, blobs = result_parts(result)
             message = blobs[-1] if told["spoke"] or told["sent"] is not None else None
             return told, result.client, message

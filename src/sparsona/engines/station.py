@@ -11,10 +11,12 @@ from typing import Any
 
 from safetensors.torch import save
 
+from sparsona.core.arithmetic import arithmetic
 from sparsona.core.wire import Bits, Message, Sparse, Values, WireError, decode
 from sparsona.engines.device import Device, Job, Result
+from sparsona.engines.files import write
 from sparsona.engines.frames import result_parts
-from sparsona.engines.keep import Keep, Lost, replace_file
+from sparsona.engines.keep import Keep, Lost
 from sparsona.engines.parcels import MOST, ParcelError, pack, read_job, unpack
 
 _DEEPEST = 100  # rounds that a server may go back, whatever it says
@@ -75,16 +77,18 @@ class Station:
         folder = self.home / run
         keep = Keep(folder, min(int(head.get("depth", 1)), _DEEPEST))
         job, unread = _sifted(job, device.task.layout.dim)
-        if before is not None and job.kind != "shared":
+        if before is not None and job.kind not in ("shared", "validate", "finish"):
             job = replace(job, client=keep.get(str(before)))
-        result = device.handle(job)
-        if job.kind == "evaluate" and result.message is not None:  # the model stays here
+        with arithmetic():  # so that all machines agree
+            result = device.handle(job)
+        if job.kind != "local" and result.message is not None:  # the model stays here
             tensors = device.task.layout.unflatten(result.message["model"].values)
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            replace_file(folder / "model.safetensors", save({n: t.contiguous() for n, t in tensors.items()}))
+            tensors = {n: t.contiguous() for n, t in tensors.items()}
+            write(folder / "model.safetensors", save(tensors), private=True)
             result = replace(result, message=None)
         after = None
-        if job.kind == "local" and result.client is not None:
+        if job.kind in ("local", "adapt") and result.client is not None:
             after = keep.put(None if before is None else str(before), result.client)
         return _packed(echo | {"from": before, "version": after, "unread": unread}, result)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparsona.engines.keep import replace_file
+from sparsona.engines.files import write
 
 Letter = bytes | Path  # an encoded message, or the file that holds it
 _LARGE = 1 << 22  # bytes from which a message gets a file
@@ -100,7 +100,7 @@ class Store:
         if self._box is not None and len(data) >= _LARGE:
             try:
                 self._box.mkdir(exist_ok=True)
-                replace_file(self._file(k, t), data)
+                write(self._file(k, t), data)
             except OSError as error:
                 raise StoreError(f"cannot write to {self._box}: {error}; the last checkpoint is intact") from error
             data = b""

@@ -14,8 +14,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-import torch
-
+from sparsona.core.arithmetic import arithmetic
 from sparsona.engines.frames import IN_FLIGHT, Channel
 
 _PR_SET_PDEATHSIG = 1
@@ -24,7 +23,6 @@ _Jobs = SimpleQueue[tuple[dict[str, Any], list[memoryview]] | None]
 
 def serve(engine: Channel) -> None:
     """Build a device as told, then do jobs until the connection ends."""
-    torch.set_num_threads(1)
     try:
         order, _ = engine.receive()
         sys.path[:] = order["path"]
@@ -66,7 +64,7 @@ def main() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             return
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+    with arithmetic(), suppress(EOFError, BrokenPipeError, ConnectionResetError):
         serve(Channel(Connection(link), ours=slots[IN_FLIGHT:], theirs=slots[:IN_FLIGHT]))
 
 

@@ -37,7 +37,6 @@ class NodeData:
         """What makes a device of a recipe and a client's number."""
 
         def build(raw: dict[str, Any], k: int) -> tuple[Device, dict[str, Any]]:
-            torch.set_num_threads(1)  # so that all machines agree
             if not self.plugins:
                 _no_plugins({key: raw.get(key) for key in ("model", "method")})
             recipe = check(raw)

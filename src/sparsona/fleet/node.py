@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Listener
 from pathlib import Path
 
-import torch
-
 import sparsona
 from sparsona.engines.parcels import MOST
 from sparsona.engines.station import Station
@@ -76,7 +74,6 @@ def run_node(options: NodeOptions, say: Callable[[str], None], stop: threading.E
         assert options.key is not None
         check_private(options.key)
         check_certificate(options.authority)
-    torch.set_num_threads(1)
     options.data.try_out()
     station = Station(options.client, options.home, options.data.builder(), sparsona.__version__, options.most)
     child: Child | None = None

@@ -10,22 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import ClassVar, Literal
 
 import torch
 
 from sparsona.core import budgets, masks
 from sparsona.core.aggregate import elementwise_mean, weighted_mean
-from sparsona.core.budgets import Fractions
 from sparsona.core.correlation import CORRELATIONS, Correlation, cosine, distance
 from sparsona.core.imports import imported
 from sparsona.core.layout import added
 from sparsona.core.masks import PackedSparse, Piece
-from sparsona.core.rng import Rng
 from sparsona.core.task import Moments
 from sparsona.core.training import Ctx, Training, train_on
 from sparsona.core.wire import Message, Sparse, Values, WireError
-from sparsona.method import Inbox, Layout, LocalData, Mask, Vector
+from sparsona.method import Inbox, Layout, LocalData, Mask, Rng, Vector
 
 Answer = tuple[Sparse, int, Vector]  # an update, its number of samples, and the running statistics to be averaged
 
@@ -55,8 +54,9 @@ def downstream(
     layout: Layout, top: Sparse, update: Sparse, rng: Rng, each: Piece = "layer", correlation: Correlation = cosine
 ) -> Mask:
     """DPS: where a client is sent the average, by the average's largest entries and those that the client sent."""
-    parts = enumerate(masks.pieces(layout, each, top.mask, update.mask, top.dense(), update.dense()))
-    return torch.cat([masks.mixed(ours, own, distance(correlation, a, b), rng(i)) for i, (ours, own, a, b) in parts])
+    parts = enumerate(masks.pieces(layout, each, top.mask, top.dense(), update.dense()))
+    # b != 0: a zero that fills an update up is nobody's choice
+    return torch.cat([masks.mixed(ours, b != 0, distance(correlation, a, b), rng(i)) for i, (ours, a, b) in parts])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class FedPSE(Training):
     """Personal base models, moved by sparse personal updates."""
 
     keeps_moments: ClassVar[bool] = True
-    sparsity: Fractions = 0.9  # p, the share left out: a number, one per client, {low, high}, or {values, weights}
+    sparsity: budgets.Fractions = 0.9  # p, the share left out: a number, one each, {low, high}, or {values, weights}
     scope: Piece = "layer"  # what entries compete in and distances are taken of: each tensor, or the whole model
     elementwise: bool = True  # EWA; false: an entry that a client did not send counts as 0
     personalise: bool = True  # DPS; false: the largest entries of the average for everybody
@@ -97,8 +97,8 @@ class FedPSE(Training):
     def down(self, server: Server, k: int, ctx: Ctx) -> Message:
         if k not in server.pending:
             return Message()  # it has not taken part yet, and has the common initial model
-        more = {} if server.running is None else {"running": Values(server.running)}
-        return Message(update=server.pending[k].sparse(), **more)
+        running = {} if server.running is None else {"running": Values(server.running)}
+        return Message(update=server.pending[k].sparse(), **running)
 
     def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
         message, base = inbox["server"], client.base
@@ -131,17 +131,18 @@ class FedPSE(Training):
             return server
         updates, weights = (p.sparse() for p, _, _ in heard.values()), [n for _, n, _ in heard.values()]
         if self.elementwise:
-            average = elementwise_mean(layout, zip(updates, weights, strict=True))
+            average = elementwise_mean(layout, zip(updates, weights, strict=True), self.scope)
         else:
             average = weighted_mean((update.dense() for update in updates), weights)
         ps = {k: self.sparsity_of(k, ctx) for k in heard}
-        tops = {p: Sparse.of(average, masks.largest(layout, average, p, self.scope)) for p in set(ps.values())}
-        for k, (packed, _, _) in heard.items():
-            top, update, chosen = tops[ps[k]], packed.sparse(), tops[ps[k]].mask
-            if self.personalise:
-                chosen = downstream(layout, top, update, ctx.rng("down", k), self.scope, correlation)
-            pending[k] = PackedSparse.of_sparse(Sparse.of(average, chosen))
-            distances[k] = distance(correlation, top.dense(), update.dense())
+        for p, of_p in groupby(sorted(heard, key=ps.__getitem__), key=ps.__getitem__):
+            top = Sparse.of(average, masks.largest(layout, average, p, self.scope))
+            for k in of_p:
+                update, chosen = heard[k][0].sparse(), top.mask
+                if self.personalise:
+                    chosen = downstream(layout, top, update, ctx.rng("down", k), self.scope, correlation)
+                pending[k] = PackedSparse.of_sparse(Sparse.of(average, chosen))
+                distances[k] = distance(correlation, top.dense(), update.dense())
         means = weighted_mean((r for _, _, r in heard.values()), weights) if self.statistics(ctx) else None
         return Server(server.pending | pending, server.distances | distances, means)
 

@@ -36,7 +36,7 @@ class FedSCR(FedSTC):
     def compress(self, layout: Layout, update: Vector) -> dict[str, Part]:
         found = scores(layout, update)
         bar = calibrated(layout, found, sum(self.counts(layout))) if self.threshold is None else self.threshold
-        kept = torch.cat(found) > bar
+        kept = torch.cat([*found, torch.zeros(0, dtype=torch.float64)]) > bar  # a model may have no units at all
         return {"structures": Bits(kept), "values": Values(picked(update, spread(layout, kept)))}
 
     def expand(self, layout: Layout, message: Message) -> Sparse:

@@ -40,6 +40,9 @@ MODELS: dict[str, Entry] = {
         partial(ConvNet, widths=(16, 32), hidden=(), kernel=3, padding=1), (1, 8, 8), 10, "small CNN for 8x8 digits"
     ),
     "digits-mlp": Entry(Perceptron, (1, 8, 8), 10, "one hidden layer of 64 for 8x8 digits"),
+    "digits-deep": Entry(
+        partial(Perceptron, hidden=(64, 96, 64, 48, 32)), (1, 8, 8), 10, "five hidden layers for 8x8 digits"
+    ),
     "lenet": Entry(partial(ConvNet, widths=(6, 16), hidden=(120, 84)), (1, 28, 28), 10, "classic LeNet-5, 44 thousand"),
     "lenet5": Entry(partial(ConvNet, widths=(20, 50), hidden=(500,)), (1, 28, 28), 26, "LeNet-5, FedSpa on EMNIST"),
     "cnn": Entry(partial(_CONV, hidden=(512,)), (1, 28, 28), 10, "CNN common in federated learning, 582 thousand"),
@@ -65,11 +68,12 @@ MODELS: dict[str, Entry] = {
 }
 
 
-def build(name: str, classes: int, shape: Shape, vocabulary: int | None = None) -> nn.Module:
+def build(name: str, classes: int, shape: Shape, vocabulary: int | None = None, width: float = 1.0) -> nn.Module:
     """A new model for inputs of this shape, checked to give one logit per class.
 
     ``name`` is a key of MODELS, or "package.module:Class" for a module of yours; it is called with the keywords
     ``classes`` and ``shape``, and for text ``vocabulary``, as far as it takes them. Two classes may share one logit.
+    ``width`` is the share of channels and hidden units that it has; one that does not take it can only be whole.
     """
     if classes < 1:
         raise ValueError(f"classes must be at least 1, not {classes}")
@@ -79,8 +83,12 @@ def build(name: str, classes: int, shape: Shape, vocabulary: int | None = None) 
     given: dict[str, object] = {"classes": classes, "shape": shape}
     if vocabulary is not None:
         given["vocabulary"] = vocabulary
+    if width != 1:
+        given["width"] = width
     try:
         takes = inspect.signature(make).parameters
+        if width != 1 and "width" not in takes:
+            raise ValueError("it takes no width; only 1.0 is allowed")
         model = make(**{key: value for key, value in given.items() if key in takes})
     except Exception as error:  # whatever the constructor of a stranger's class raises
         raise ValueError(f"model {name!r} cannot be made for {classes} classes and {shape}: {error}{hint}") from error

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsona.models.norms import BatchNorm
+from sparsona.models.width import narrow
 
 WIDTHS = (64, 192, 384, 256, 256)
 POOLED = (True, True, False, False, True)
@@ -43,19 +44,20 @@ class AlexNetBN(nn.Module):
     # the layers of PerFedMask's masks, as beginnings of tensor names
     layer_groups = (*((f"layers.{i}.",) for i in range(len(WIDTHS))), ("hidden.0.",), ("hidden.1.",))
 
-    def __init__(self, classes: int, shape: tuple[int, int, int]) -> None:
+    def __init__(self, classes: int, shape: tuple[int, int, int], *, width: float = 1.0) -> None:
         super().__init__()
+        a, b, c, d, e, hidden = (narrow(n, width) for n in (*WIDTHS, 4096))
         convs = (
-            nn.Conv2d(shape[0], 64, 11, 4, padding=2),
-            nn.Conv2d(64, 192, 5, padding=2),
-            nn.Conv2d(192, 384, 3, padding=1),
-            nn.Conv2d(384, 256, 3, padding=1),
-            nn.Conv2d(256, 256, 3, padding=1),
+            nn.Conv2d(shape[0], a, 11, 4, padding=2),
+            nn.Conv2d(a, b, 5, padding=2),
+            nn.Conv2d(b, c, 3, padding=1),
+            nn.Conv2d(c, d, 3, padding=1),
+            nn.Conv2d(d, e, 3, padding=1),
         )
         self.layers = nn.ModuleList(nn.Sequential(conv, BatchNorm(conv.out_channels)) for conv in convs)
-        dense = (nn.Linear(WIDTHS[-1] * 6 * 6, 4096), nn.Linear(4096, 4096))
+        dense = (nn.Linear(e * 6 * 6, hidden), nn.Linear(hidden, hidden))
         self.hidden = nn.ModuleList(nn.Sequential(linear, BatchNorm(linear.out_features)) for linear in dense)
-        self.head = nn.Linear(4096, classes)
+        self.head = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of a batch of pictures."""

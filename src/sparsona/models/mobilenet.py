@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from sparsona.models.norms import BatchNorm
+from sparsona.models.width import narrow
 
 WIDTHS = (64, 128, 128, 256, 256, 512, 512, 512, 512, 512, 512, 1024, 1024)
 STRIDES = (1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1)
@@ -28,12 +29,13 @@ class MobileNet(nn.Module):
     # the layers of PerFedMask's masks, as beginnings of tensor names
     layer_groups = (("stem.",), *((f"layers.{i}.",) for i in range(len(WIDTHS))))
 
-    def __init__(self, classes: int, shape: tuple[int, int, int]) -> None:
+    def __init__(self, classes: int, shape: tuple[int, int, int], *, width: float = 1.0) -> None:
         super().__init__()
-        inputs = (32, *WIDTHS[:-1])
-        self.stem = nn.Sequential(nn.Conv2d(shape[0], 32, 3, padding=1, bias=False), BatchNorm(32), nn.ReLU())
-        self.layers = nn.Sequential(*(_separable(*size) for size in zip(inputs, WIDTHS, STRIDES, strict=True)))
-        self.head = nn.Linear(WIDTHS[-1], classes)
+        first, *widths = (narrow(n, width) for n in (32, *WIDTHS))
+        inputs = (first, *widths[:-1])
+        self.stem = nn.Sequential(nn.Conv2d(shape[0], first, 3, padding=1, bias=False), BatchNorm(first), nn.ReLU())
+        self.layers = nn.Sequential(*(_separable(*size) for size in zip(inputs, widths, STRIDES, strict=True)))
+        self.head = nn.Linear(widths[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of a batch of pictures."""

@@ -5,11 +5,12 @@ After He et al., Deep residual learning, CVPR 2016, and Identity mappings in dee
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
 from sparsona.models.norms import BatchNorm, group_norm
+from sparsona.models.width import narrow
 
 Norm = Callable[[int], nn.Module]
 
@@ -21,9 +22,9 @@ def _conv(inputs: int, outputs: int, stride: int = 1, kernel: int = 3) -> nn.Con
     return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
 
 
-def _blocks(block: Callable[[int, int, int], nn.Module]) -> nn.Sequential:
-    inputs = (WIDTHS[0], *WIDTHS[:-1])
-    return nn.Sequential(*(block(*size) for size in zip(inputs, WIDTHS, STRIDES, strict=True)))
+def _blocks(block: Callable[[int, int, int], nn.Module], widths: Sequence[int] = WIDTHS) -> nn.Sequential:
+    inputs = (widths[0], *widths[:-1])
+    return nn.Sequential(*(block(*size) for size in zip(inputs, widths, STRIDES, strict=True)))
 
 
 class Block(nn.Module):
@@ -84,12 +85,13 @@ class PreResNet18(nn.Module):
     # the layers of PerFedMask's masks, as beginnings of tensor names
     layer_groups = (("stem.",), *((f"layers.{i}.",) for i in range(len(WIDTHS))), ("norm.",))
 
-    def __init__(self, classes: int, shape: tuple[int, int, int]) -> None:
+    def __init__(self, classes: int, shape: tuple[int, int, int], *, width: float = 1.0) -> None:
         super().__init__()
-        self.stem = _conv(shape[0], WIDTHS[0])
-        self.layers = _blocks(PreBlock)
-        self.norm = BatchNorm(WIDTHS[-1])
-        self.head = nn.Linear(WIDTHS[-1], classes)
+        widths = [narrow(n, width) for n in WIDTHS]
+        self.stem = _conv(shape[0], widths[0])
+        self.layers = _blocks(PreBlock, widths)
+        self.norm = BatchNorm(widths[-1])
+        self.head = nn.Linear(widths[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of a batch of pictures."""

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sparsona.models.width import narrow
+
 VOCABULARY = 10_000
 
 
@@ -28,14 +30,15 @@ class ConvNet(nn.Module):
         kernel: int = 5,
         padding: int = 0,
         dropout: float = 0.0,
+        width: float = 1.0,
     ) -> None:
         super().__init__()
-        sizes = (shape[0], *widths)
+        sizes = (shape[0], *(narrow(n, width) for n in widths))
         self.convs = nn.ModuleList(nn.Conv2d(i, o, kernel, padding=padding) for i, o in pairwise(sizes))
         self.dropout = nn.Dropout(dropout)
         with torch.no_grad():
             flat = self.features(torch.zeros(1, *shape)).numel()
-        self.hidden, self.head = _dense(flat, hidden, classes)
+        self.hidden, self.head = _dense(flat, tuple(narrow(n, width) for n in hidden), classes)
 
     def features(self, x: Tensor) -> Tensor:
         """The convolutional part, flattened."""
@@ -55,9 +58,11 @@ class ConvNet(nn.Module):
 class Perceptron(nn.Module):
     """Fully connected layers on the flattened input."""
 
-    def __init__(self, classes: int, shape: tuple[int, ...], *, hidden: tuple[int, ...] = (64,)) -> None:
+    def __init__(
+        self, classes: int, shape: tuple[int, ...], *, hidden: tuple[int, ...] = (64,), width: float = 1.0
+    ) -> None:
         super().__init__()
-        self.hidden, self.head = _dense(math.prod(shape), hidden, classes)
+        self.hidden, self.head = _dense(math.prod(shape), tuple(narrow(n, width) for n in hidden), classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of a batch of inputs of any shape."""

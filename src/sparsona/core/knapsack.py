@@ -1,0 +1,112 @@
+"""Which blocks to keep: the 0-1 knapsack of pFedGate, with whole values and sizes; a selector of your own plugs in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sparsona.core.blocks import Blocks
+from sparsona.core.layout import Mask
+
+Whole = NDArray[np.int64]
+Selector = Callable[[Whole, Whole, int], NDArray[np.bool_]]  # values and sizes [n], capacity: which to take [n]
+Budget = Literal["reference", "exact", "layers"]
+
+
+def greedy_value(values: Whole, sizes: Whole, capacity: int) -> NDArray[np.bool_]:
+    """By falling value, the first of equals first; what does not fit is passed over."""
+    return _scan(np.argsort(-values, kind="stable"), sizes, capacity)
+
+
+def greedy_ratio(values: Whole, sizes: Whole, capacity: int) -> NDArray[np.bool_]:
+    """By falling value per entry, the first of equals first; what does not fit is passed over."""
+    return _scan(np.argsort(-values / sizes, kind="stable"), sizes, capacity)
+
+
+def exact(values: Whole, sizes: Whole, capacity: int) -> NDArray[np.bool_]:
+    """The best there is, and of equally good ones the smallest: least size by value, a dynamic programme."""
+    values = np.maximum(values, 0)
+    total = int(values.sum())
+    size = np.full(total + 1, capacity + 1, dtype=np.int64)  # the least entries that give this value
+    size[0] = 0
+    taken = np.zeros((len(values), total + 1), dtype=np.bool_)
+    for i, (value, entries) in enumerate(zip(values.tolist(), sizes.tolist(), strict=True)):
+        if value == 0:
+            continue
+        other = size[: total + 1 - value] + entries
+        taken[i, value:] = other < size[value:]
+        size[value:] = np.minimum(size[value:], other)
+    left = int(np.flatnonzero(size <= capacity)[-1])
+    out = np.zeros(len(values), dtype=np.bool_)
+    for i in range(len(values) - 1, -1, -1):
+        if taken[i, left]:
+            out[i], left = True, left - int(values[i])
+    return out
+
+
+def _scan(order: NDArray[Any], sizes: Whole, capacity: int) -> NDArray[np.bool_]:
+    out = np.zeros(len(sizes), dtype=np.bool_)
+    for i in order.tolist():
+        if sizes[i] <= capacity:
+            out[i], capacity = True, capacity - int(sizes[i])
+    return out
+
+
+def select(
+    importance: Tensor, blocks: Blocks, keep: float, least: float, selector: Selector, budget: Budget = "reference"
+) -> Mask:
+    """The blocks kept [L]: first ones always, of the others those that the selector takes; at most keep of all entries.
+
+    Values are round(10 importance). The reference budget is (keep - least) of what is not in first blocks, in linear
+    layers and in all others apart; the exact one is all that the first blocks leave, at once; that of layers is keep of
+    each layer, less its first blocks.
+    """
+    if keep == 1:
+        return torch.ones(len(blocks), dtype=torch.bool)
+    values = (10 * importance.detach().double()).round().to(torch.int64).numpy()
+    chosen = blocks.first.numpy().copy()
+    left, groups = _groups(blocks, keep, least, budget)
+    for where, sizes, capacity in groups:
+        taken = selector(values[where], sizes, min(left, capacity))
+        left -= int(sizes[taken].sum())
+        chosen[where[taken]] = True
+    assert left >= 0, "the selector took more than there is room for"
+    return torch.from_numpy(chosen)
+
+
+@lru_cache(maxsize=32)
+def _groups(blocks: Blocks, keep: float, least: float, budget: Budget) -> tuple[int, list[tuple[Whole, Whole, int]]]:
+    """What may be kept beside the first blocks; by group the blocks to choose from, their sizes and the capacity."""
+    left, sizes, first = room(blocks, keep), blocks.sizes.numpy(), blocks.first.numpy()
+    whole, linear = np.ones(len(blocks), dtype=np.bool_), blocks.linear.numpy()
+    groups = {"exact": [whole], "reference": [linear, ~linear], "layers": [own.numpy() for own in blocks.layers]}
+    found = []
+    for group in groups[budget]:
+        where, total = np.flatnonzero(group & ~first), int(sizes[group].sum())
+        capacity = left
+        if budget == "reference":
+            capacity = round((keep - least) * int(sizes[where].sum()))
+        elif budget == "layers":
+            capacity = max(0, int(keep * total + 1e-6) - int(sizes[group & first].sum()))
+        found.append((where, sizes[where], capacity))
+    return left, found
+
+
+def room(blocks: Blocks, keep: float) -> int:
+    """Entries that may be kept beside the first blocks; ValueError if those alone are too many."""
+    allowed, first = int(keep * blocks.layout.dim + 1e-6), int(blocks.sizes[blocks.first].sum())
+    if first > allowed:
+        raise ValueError(
+            f"keep: {keep:g} of {blocks.layout.dim:,} entries is {allowed:,}, but first blocks hold {first:,} "
+            f"and are always kept; at least {first / blocks.layout.dim:.4g} is needed"
+        )
+    return allowed - first
+
+
+SELECTORS: dict[str, Selector] = {"greedy_value": greedy_value, "greedy_ratio": greedy_ratio, "exact": exact}

@@ -1,0 +1,168 @@
+"""Personal models as modules of their own, to be taken elsewhere: what a device needs to predict, and no more."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from sparsona.core.adapted import Compact, Step, adapted
+from sparsona.core.gate import Gate
+from sparsona.core.gated import Gated
+from sparsona.core.layout import Mask, Vector, places
+from sparsona.core.task import Task
+
+
+def plain(task: Task, theta: Vector) -> nn.Module:
+    """The model with these weights, apart from the one that everybody in this process shares."""
+    model = copy.deepcopy(task.model).eval()
+    model.load_state_dict({name: t.contiguous() for name, t in task.layout.unflatten(theta).items()}, strict=False)
+    return model
+
+
+class Mixture(nn.Module):
+    """Models whose opinions are mixed in fixed proportions."""
+
+    proportions: Tensor
+
+    def __init__(self, models: list[nn.Module], proportions: Tensor) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+        self.register_buffer("proportions", proportions)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logarithms of what is likely, [b, classes]."""
+        each = torch.stack([model(x).log_softmax(1) for model in self.models])
+        return (each + self.proportions.log()[:, None, None]).logsumexp(0)
+
+
+class Weigher(nn.Module):
+    """A gate that only weighs: of its outputs, the weights M of the blocks that were chosen."""
+
+    def __init__(self, gated: Gated, phi: Vector, chosen: Mask) -> None:
+        super().__init__()
+        whole = plain(gated.gate, phi)
+        assert isinstance(whole, Gate)
+        at = places(chosen) if whole.shared else places(chosen) + len(chosen)  # M is the second half of the outputs
+        self.channels, self.sigmoid, self.pre = whole.channels, whole.sigmoid, whole.pre
+        self.linear = nn.Linear(whole.linear.in_features, len(at))
+        self.linear.load_state_dict({"weight": whole.linear.weight[at], "bias": whole.linear.bias[at]})
+        self.post: nn.Module = nn.Identity()
+        if isinstance(whole.post, nn.BatchNorm1d):
+            self.post = nn.BatchNorm1d(len(at))
+            names = ("weight", "bias", "running_mean", "running_var")
+            self.post.load_state_dict({n: getattr(whole.post, n)[at] for n in names}, strict=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The means over a batch [kept blocks]."""
+        out: Tensor = self.post(self.linear(self.pre(x.reshape(x.shape[0], self.channels, -1)).flatten(1)))
+        return (out.sigmoid() if self.sigmoid else out).mean(0)
+
+
+class Small(nn.Module):
+    """Kept units alone, scaled by a gate's weights for each batch: smaller tensors than the model's own."""
+
+    classes: Tensor  # where each one's logit is; one beyond the computed ones: zero
+
+    def __init__(self, compact: Compact, theta: Vector, weigher: nn.Module, chosen: Mask, example: Tensor) -> None:
+        super().__init__()
+        self.gate, self.steps, x = weigher, compact.steps, example
+        number = chosen.cumsum(0) - 1  # of a block among the kept ones
+        tensors = compact.task.layout.unflatten(theta)
+        inputs: Tensor | None = None
+        for step in self.steps:
+            if step.weight is None:
+                area = x[0, 0].numel()
+                x = step.call(x)
+                if inputs is not None and x.dim() == 2 and area > 1:
+                    inputs = (inputs[:, None] * area + torch.arange(area)).flatten()
+                continue
+            units, name = compact.units[step.weight.name], _key(step)
+            rows = places(chosen[units])
+            weight = tensors[step.weight.name][rows]
+            weight = weight if inputs is None else weight[:, inputs]
+            self.register_parameter(f"{name}_weight", nn.Parameter(weight.contiguous()))
+            if step.bias is not None:
+                self.register_parameter(f"{name}_bias", nn.Parameter(tensors[step.bias.name][rows].contiguous()))
+            self.register_buffer(f"{name}_block", number[units[rows]])
+            if step.weight.name == compact.last:  # dropped classes are not computed, but they are there: zero
+                last = chosen[units].cumsum(0) - 1
+                self.register_buffer("classes", torch.where(chosen[units], last, len(rows)))
+            x, inputs = self._layer(step, x, torch.ones(int(chosen.sum()))), rows
+
+    def _layer(self, step: Step, x: Tensor, weights: Tensor) -> Tensor:
+        name = _key(step)
+        scale = weights[getattr(self, f"{name}_block")]
+        weight = getattr(self, f"{name}_weight")
+        bias = None if step.bias is None else getattr(self, f"{name}_bias") * scale
+        if step.conv is None:
+            return F.linear(x, weight * scale[:, None], bias)
+        conv = step.conv
+        return F.conv2d(x, weight * scale[:, None, None, None], bias, conv.stride, conv.padding, conv.dilation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [b, classes]."""
+        weights = self.gate(x)
+        for step in self.steps:
+            x = step.call(x) if step.weight is None else self._layer(step, x, weights)
+        return torch.cat([x, x.new_zeros(x.shape[0], 1)], 1).index_select(1, self.classes)
+
+
+class Sparse(nn.Module):
+    """All units, dropped entries as zeros: for blocks that are no whole units, or models that are no plain chain."""
+
+    def __init__(self, gated: Gated, theta: Vector, weigher: nn.Module, chosen: Mask) -> None:
+        super().__init__()
+        kept = torch.cat([gated.blocks.spread(chosen), torch.ones(len(theta) - gated.blocks.layout.dim).bool()])
+        self.gate, self.model = weigher, plain(gated.task, theta * kept)
+        number = (chosen.cumsum(0) - 1).clamp(min=0).to(torch.int32)
+        self.names = [slot.name for slot in gated.blocks.layout.slots]
+        for i, part in enumerate(gated.blocks.layout.unflatten(number[gated.blocks.index]).values()):
+            self.register_buffer(f"block_{i}", part.contiguous())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [b, classes]."""
+        weights, own = self.gate(x), dict(self.model.named_parameters())
+        scaled = {name: own[name] * weights[getattr(self, f"block_{i}").long()] for i, name in enumerate(self.names)}
+        logits: Tensor = functional_call(self.model, scaled, (x,))
+        return logits
+
+
+def _key(step: Step) -> str:
+    assert step.weight is not None
+    return step.weight.layer.replace(".", "_") or "layer"
+
+
+def gated_module(gated: Gated, theta: Vector, phi: Vector, x: Tensor) -> nn.Module:
+    """A model under a gate whose blocks are chosen once, from these inputs; the weights still follow each batch.
+
+    A gate that always sees the same gives the same weights: these are then multiplied in, and no gate is left.
+    """
+    gated.load(theta, phi, train=False)
+    with torch.no_grad():
+        weights, chosen = gated.weights(x)
+    weigher: nn.Module = Weigher(gated, phi, chosen)
+    if gated.seen is not None:
+        n, weigher = gated.blocks.layout.dim, Ones(int(chosen.sum()))
+        theta = torch.cat([theta[:n] * weights[gated.blocks.index], theta[n:]])
+    way = adapted(gated.task, gated.blocks)
+    if isinstance(way, Compact):
+        return Small(way, theta, weigher, chosen, x[:1]).eval()
+    return Sparse(gated, theta, weigher, chosen).eval()
+
+
+class Ones(nn.Module):
+    """Weights that are in the model already."""
+
+    ones: Tensor
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.register_buffer("ones", torch.ones(blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[kept blocks]."""
+        return self.ones

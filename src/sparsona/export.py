@@ -1,0 +1,183 @@
+"""A client's personal model as a file: safetensors, or ONNX with everything inside that is needed to predict."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from sparsona.config import Recipe, changed, override, tables
+from sparsona.core.arithmetic import arithmetic
+from sparsona.core.portable import plain
+from sparsona.core.rng import Rng
+from sparsona.core.samples import LocalData, Samples
+from sparsona.core.wire import decode
+from sparsona.data import Fleet
+from sparsona.data.split import cut
+from sparsona.engines.device import Device, Job
+from sparsona.engines.values import loads, types_of
+from sparsona.evaluate import metrics
+from sparsona.method import Inbox, Portable, StarMethod
+from sparsona.results import Run, RunError, write
+from sparsona.runner import newcomers, prepare
+
+Told = dict[str, Any]
+FORMATS = (".safetensors", ".onnx")
+
+
+@arithmetic()  # as in runs: a newcomer then adapts to the same bits
+def export(run: Run, k: int, to: Path, data_dir: Path | None = None) -> Told:
+    """Write client k's personal model, as it is at the end of a finished run, and tell what was written."""
+    _ready(run, to)
+    device, fleet = prepare(run.recipe, data_dir)
+    if not 0 <= k < fleet.clients:
+        raise RunError(f"client = {k}: must be from 0 to {fleet.clients - 1}, as in {run.path}")
+    client, mail = value(run, device, k), inbox(run, device, k)
+    module = module_of(device, client, mail, fleet.local(k), k, new=k in newcomers(run.recipe))
+    return save_module(module, fleet.local(k).train.at(torch.tensor([0]))[0], to, about(run.recipe, fleet, k))
+
+
+@arithmetic()
+def adapt(
+    run: Run, data: Path, to: Path | None = None, overrides: Sequence[str] = (), data_dir: Path | None = None
+) -> Told:
+    """Let a client join that was never part of a finished run; tell how its model does, and write it."""
+    _ready(run, to)
+    recipe = changed({None: tables(run.recipe)}, None, [override(text) for text in overrides])
+    device, fleet = prepare(recipe, data_dir)
+    if not isinstance(device.method, StarMethod):
+        raise RunError(f"{run.path}: without a server there is nobody whom a newcomer could ask")
+    k, (train, validation, test) = fleet.clients, stranger(data, fleet, recipe)
+    local = LocalData(train, validation)
+    device = replace(device, local=lambda _: local, test=lambda _: test)
+    try:
+        mail = inbox(run, device, k)
+        result = device.handle(Job("adapt", device.rounds - 1, k, None, mail))
+    except (KeyError, IndexError) as error:
+        name = tables(recipe)["method"]["name"]
+        raise RunError(f"{run.path}: {name} has nothing for a client {k}: {type(error).__name__} {error}") from error
+    assert result.score is not None
+    told = {"client": k, "train_samples": len(local), **metrics({k: result.score})}
+    if to is None:
+        return told
+    module = module_of(device, None, mail, local, k, new=True)
+    return told | save_module(module, train.at(torch.tensor([0]))[0], to, about(recipe, fleet, k))
+
+
+def _ready(run: Run, to: Path | None) -> None:
+    if to is not None and to.suffix not in FORMATS:
+        raise RunError(f"to = {str(to)!r}: must end with {' or '.join(FORMATS)}")
+    assert run.summary  # raises RunError unless it is finished
+
+
+def about(recipe: Recipe, fleet: Fleet, k: int) -> Told:
+    """What a reader of the file needs to know; inputs on the scale 0 to 1 are less the mean, over the std."""
+    data = fleet.dataset
+    return {
+        "client": k,
+        "method": tables(recipe)["method"]["name"],
+        "model": recipe.model.name,
+        "classes": data.classes,
+        "shape": list(data.shape),
+        "mean": list(data.prepare.mean),
+        "std": list(data.prepare.std),
+    }
+
+
+def stranger(path: Path, fleet: Fleet, recipe: Recipe) -> tuple[Samples, Samples, Samples]:
+    """The samples of an .npz file with x and y as the run's data has them, for training, validation and test."""
+    where = f"data = {str(path)!r}"
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            found = {name: torch.from_numpy(np.ascontiguousarray(file[name])) for name in ("x", "y")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise RunError(f"{where}: must be an .npz file with arrays x and y: {error}") from error
+    x, y, like = found["x"], found["y"].long(), fleet.dataset
+    if x.shape[1:] != like.x.shape[1:] or x.dtype != like.x.dtype:
+        want = f"{like.x.dtype} of [n, {', '.join(map(str, like.x.shape[1:]))}]"
+        raise RunError(f"{where}: x is {x.dtype} of {list(x.shape)}; as in {like.name}, {want} is needed")
+    if y.shape != (len(x),) or len(x) < 2 or not bool(((y >= 0) & (y < like.classes)).all()):
+        raise RunError(f"{where}: y must hold a class from 0 to {like.classes - 1} for each of two or more x")
+    shares = (recipe.data.train_share, recipe.data.validation_share, recipe.data.test_share)
+    parts = cut(np.arange(len(x)), shares, Rng(recipe.seed, "newcomer"), needed=(0, 2))
+    train, validation, test = (Samples(x, y, torch.from_numpy(part), like.prepare) for part in parts)
+    return train, validation, test
+
+
+def value(run: Run, device: Device, k: int) -> Any:
+    """What client k keeps at the end of a run."""
+    file = run.path / "state" / f"client-{k:05d}.safetensors"
+    if not file.is_file():
+        return device.method.join(k, device.ctx(0, "join", k))
+    return loads(file.read_bytes(), types_of(device.method))
+
+
+def inbox(run: Run, device: Device, k: int) -> Inbox:
+    """What client k would receive then."""
+    state, t = run.path / "state", device.rounds - 1
+    try:
+        if isinstance(device.method, StarMethod):
+            server = loads((state / "server.safetensors").read_bytes(), types_of(device.method))
+            return {"server": device.method.down(server, k, device.ctx(t, "tests", t))}
+        return {"self": decode((state / f"client-{k:05d}.message").read_bytes(), max_bytes=1 << 40)}
+    except OSError as error:
+        raise RunError(f"{run.path} is damaged: {error.strerror}: {error.filename}") from error
+
+
+def module_of(device: Device, client: Any, inbox: Inbox, data: LocalData, k: int, *, new: bool = False) -> nn.Module:
+    """A client's personal model as a module of its own; a newcomer adapts first."""
+    t = device.rounds - 1
+    if new:
+        joined = device.method.join(k, device.ctx(0, "join", k))
+        client, model = device.adapted(joined, inbox, data, device.ctx(t, "adapt", k))
+        if isinstance(model, Tensor):
+            return plain(device.task, model)
+    ctx = device.ctx(t, "personal", t, k)
+    if isinstance(device.method, Portable):
+        return device.method.module(client, inbox, data, ctx)
+    model = device.method.personal(client, inbox, data, ctx)
+    assert isinstance(model, Tensor), "models that are no vectors have a module"
+    return plain(device.task, model)
+
+
+def save_module(module: nn.Module, example: Tensor, to: Path, about: Told) -> Told:
+    """Write a module; what it is goes into the file's own records."""
+    records = {name: v if isinstance(v, str) else json.dumps(v) for name, v in about.items()}
+    to.parent.mkdir(parents=True, exist_ok=True)
+    if to.suffix == ".safetensors":
+        state = {name: t.contiguous().clone() for name, t in module.state_dict().items()}
+        write(to, save(state, metadata=records))
+    else:
+        _onnx(module, example, to, records)
+    written = {"nbytes": to.stat().st_size, "parameters": sum(p.numel() for p in module.parameters())}
+    return about | {"file": str(to)} | written
+
+
+def _onnx(module: nn.Module, example: Tensor, to: Path, records: dict[str, str]) -> None:
+    try:
+        import onnx
+        import onnxscript  # noqa: F401  # what PyTorch's exporter is written in
+    except ImportError as error:
+        raise RunError(f"to = {str(to)!r}: ONNX needs pip install 'sparsona[onnx]' ({error})") from error
+    two = torch.cat([example, example]).contiguous()  # a batch of one would be taken for a fixed size
+    program = torch.onnx.export(
+        module.eval(),
+        (two,),
+        input_names=["x"],
+        output_names=["logits"],
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+        dynamo=True,
+        verbose=False,
+    )
+    assert program is not None
+    proto = program.model_proto
+    onnx.helper.set_model_props(proto, records)
+    write(to, proto.SerializeToString())

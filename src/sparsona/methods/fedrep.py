@@ -1,0 +1,59 @@
+"""FedRep (Collins et al., 2021): a body that all share, and a head of its own on each client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from sparsona.core.aggregate import Mean
+from sparsona.core.fields import Count, Positive
+from sparsona.core.layout import picked, replaced
+from sparsona.core.training import Ctx, Training, train
+from sparsona.core.wire import Message, Values
+from sparsona.method import Inbox, LocalData, Vector
+
+Answer = tuple[Vector, int]  # a body and the number of samples it was trained on
+
+
+@dataclass(frozen=True)
+class Client:
+    head: Vector | None  # None: the common initial one
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedRep(Training):
+    """Each round the head is trained first, then the body; only bodies travel."""
+
+    head_epochs: Count = 1  # passes for the head, with the body held still
+    head_lr: Positive = 0.1  # learning rate of the head
+
+    def start(self, fleet: int, ctx: Ctx) -> Vector:
+        if not ctx.layout.head.any():
+            raise ValueError("model: fedrep needs a head, and this model has no linear layer")
+        return picked(ctx.theta0, ~ctx.layout.head)
+
+    def down(self, server: Vector, k: int, ctx: Ctx) -> Message:
+        return Message(body=Values(server))
+
+    def join(self, k: int, ctx: Ctx) -> Client:
+        return Client(None)
+
+    def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
+        head, theta = ctx.layout.head, self.personal(client, inbox, data, ctx)
+        own = replace(self, lr=self.head_lr)
+        theta = train(own, theta, data.train, ctx, purpose="head", epochs=self.head_epochs, move=head)
+        theta = train(self, theta, data.train, ctx, purpose="body", move=~head)
+        return Client(picked(theta, head)), Message(body=Values.of(theta, ~head), samples=len(data)), theta
+
+    def read(self, server: Vector, k: int, message: Message, ctx: Ctx) -> Answer:
+        return message.floats("body", len(server)), message.whole("samples", 1)
+
+    def merge(self, server: Vector, inbox: Iterable[tuple[int, Answer]], ctx: Ctx) -> Vector:
+        mean = Mean(len(server))
+        for _, (body, samples) in inbox:
+            mean.add(body, samples)
+        return mean.value(otherwise=server)
+
+    def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
+        theta = replaced(ctx.theta0, ~ctx.layout.head, inbox["server"]["body"].values)
+        return theta if client.head is None else replaced(theta, ctx.layout.head, client.head)

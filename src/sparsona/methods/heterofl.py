@@ -1,0 +1,91 @@
+"""HeteroFL (Diao et al., 2021): weaker clients train the leading channels of a shared model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from sparsona.core import budgets
+from sparsona.core.aggregate import OverlapMean
+from sparsona.core.budgets import Shares
+from sparsona.core.training import Ctx, Training, train
+from sparsona.core.wire import Message, Values
+from sparsona.method import Inbox, Layout, LocalData, Mask, Vector
+
+Answer = tuple[Vector, Mask, int]  # trained weights, where they belong, the number of samples
+
+
+@dataclass(frozen=True)
+class Client:
+    keep: float
+
+
+def leading(layout: Layout, keep: float) -> Mask:
+    """The leading sqrt(keep) of channels, so that about ``keep`` of the weights stays; inputs and classes all stay."""
+    out, width, before = torch.zeros(layout.dim, dtype=torch.bool), math.sqrt(keep), 0
+
+    def kept(n: int) -> int:
+        return math.ceil(n * width - 1e-9)
+
+    for slot in layout.slots:
+        view, outputs = slot.view(out[slot.where]), slot.shape[0] if slot.shape else 1
+        rows = outputs if slot.head or not slot.shape else kept(outputs)
+        if len(slot.shape) < 2:
+            view[:rows] = True
+            continue
+        inputs = slot.shape[1]
+        columns = kept(inputs) if before else inputs
+        if before and len(slot.shape) == 2 and inputs % before == 0:  # each channel before it became its positions
+            columns = inputs // before * kept(before)
+        view[:rows, :columns] = True
+        before = outputs
+    return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeteroFL(Training):
+    """One model in several widths; each weight is averaged over those who have it."""
+
+    keep: Shares = 0.5  # weights kept: a number, one per client, {low, high}, or {values, weights}
+
+    def mask(self, k: int, ctx: Ctx) -> Mask:
+        """Client k's part of the model."""
+        return leading(ctx.layout, budgets.share(self.keep, k, ctx.common))
+
+    def start(self, fleet: int, ctx: Ctx) -> Vector:
+        budgets.least("keep", self.keep, fleet)
+        return ctx.theta0
+
+    def down(self, server: Vector, k: int, ctx: Ctx) -> Message:
+        return Message(theta=Values.of(server, self.mask(k, ctx)))
+
+    def join(self, k: int, ctx: Ctx) -> Client:
+        return Client(budgets.share(self.keep, k, ctx.common))
+
+    def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
+        mask = leading(ctx.layout, client.keep)
+        theta = train(self, self.personal(client, inbox, data, ctx), data.train, ctx, mask=mask)
+        return client, Message(theta=Values.of(theta, mask), samples=len(data)), theta
+
+    def read(self, server: Vector, k: int, message: Message, ctx: Ctx) -> Answer:
+        mask = self.mask(k, ctx)
+        return message.floats("theta", int(mask.count_nonzero())), mask, message.whole("samples", 1)
+
+    def merge(self, server: Vector, inbox: Iterable[tuple[int, Answer]], ctx: Ctx) -> Vector:
+        mean = OverlapMean(ctx.layout.dim)
+        for _, (values, mask, samples) in inbox:
+            mean.add(values, mask, samples)
+        return mean.value(otherwise=server)
+
+    def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
+        theta: Vector = inbox["server"]["theta"].at(leading(ctx.layout, client.keep))
+        return theta
+
+    def notes(self, client: Client, ctx: Ctx) -> dict[str, float]:
+        return {"sparsity": 1 - float(leading(ctx.layout, client.keep).float().mean())}
+
+    def shared(self, server: Vector) -> Vector:
+        return server

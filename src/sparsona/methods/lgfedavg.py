@@ -1,0 +1,79 @@
+"""LG-FedAvg (Liang et al., 2020): lower layers stay on the client, upper layers are shared and averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from sparsona.core.aggregate import Mean
+from sparsona.core.fields import Natural
+from sparsona.core.layout import picked, replaced
+from sparsona.core.training import Ctx, Training, train
+from sparsona.core.wire import Message, Values
+from sparsona.method import Inbox, LocalData, Mask, Vector
+
+Answer = tuple[Vector, int]  # what is shared, or in the warm-up a whole model, and the number of samples
+
+
+@dataclass(frozen=True)
+class Client:
+    own: Vector | None  # what is not shared; None: that of the model received, or the common initial one
+
+
+@dataclass(frozen=True)
+class Server:
+    theta: Vector
+    met: tuple[int, ...] = ()  # clients that have a part of their own by now
+
+
+@dataclass(frozen=True, kw_only=True)
+class LGFedAvg(Training):
+    """Everything is trained together; only shared tensors travel."""
+
+    share: Literal["linear", "convolutions", "head"] = "linear"  # which layers are shared; all others stay local
+    warmup: Natural = 0  # rounds of FedAvg on the whole model before
+
+    def mask(self, ctx: Ctx) -> Mask:
+        """What is shared."""
+        if self.share == "head":
+            return ctx.layout.head
+        dims = {s.layer: len(s.shape) for s in ctx.layout.slots if s.kind == "weight"}
+        return ctx.layout.spread([(dims.get(s.layer, 0) == 2) == (self.share == "linear") for s in ctx.layout.slots])
+
+    def start(self, fleet: int, ctx: Ctx) -> Server:
+        if self.mask(ctx).all() or not self.mask(ctx).any():
+            raise ValueError(f'share = "{self.share}": with this model that is everything or nothing')
+        return Server(ctx.theta0)
+
+    def down(self, server: Server, k: int, ctx: Ctx) -> Message:
+        if self.warmup and k not in server.met:
+            return Message(theta=Values(server.theta))
+        return Message(theta=Values.of(server.theta, self.mask(ctx)))
+
+    def join(self, k: int, ctx: Ctx) -> Client:
+        return Client(None)
+
+    def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
+        mask, theta = self.mask(ctx), self.personal(client, inbox, data, ctx)
+        theta = train(self, theta, data.train, ctx)
+        if ctx.t < self.warmup:
+            return client, Message(theta=Values(theta), samples=len(data)), theta
+        return Client(picked(theta, ~mask)), Message(theta=Values.of(theta, mask), samples=len(data)), theta
+
+    def read(self, server: Server, k: int, message: Message, ctx: Ctx) -> Answer:
+        size = ctx.layout.dim if ctx.t < self.warmup else int(self.mask(ctx).count_nonzero())
+        return message.floats("theta", size), message.whole("samples", 1)
+
+    def merge(self, server: Server, inbox: Iterable[tuple[int, Answer]], ctx: Ctx) -> Server:
+        mask, mean, met = self.mask(ctx), Mean(ctx.layout.dim), set(server.met)
+        for k, (values, samples) in inbox:
+            mean.add(values if ctx.t < self.warmup else replaced(server.theta, mask, values), samples)
+            if 0 < self.warmup <= ctx.t:
+                met.add(k)
+        return Server(mean.value(otherwise=server.theta), tuple(sorted(met)))
+
+    def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
+        values: Vector = inbox["server"]["theta"].values
+        theta = values if len(values) == ctx.layout.dim else replaced(ctx.theta0, self.mask(ctx), values)
+        return theta if client.own is None else replaced(theta, ~self.mask(ctx), client.own)

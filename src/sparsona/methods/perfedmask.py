@@ -1,0 +1,123 @@
+"""PerFedMask (Setayesh et al., 2023): weak devices freeze layers, chosen once so that training is biased least.
+
+The head stays as it was drawn (FedBABU). Of the body each device trains whole layers, within its budget of parameters;
+which ones, an optimiser decides before the first round. The server averages each entry over the participants that
+train it. At the end each device tunes the whole model for itself.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sparsona.core import budgets
+from sparsona.core.aggregate import OverlapMean
+from sparsona.core.budgets import Shares
+from sparsona.core.fields import Count, Fraction, Share
+from sparsona.core.layout import Layout
+from sparsona.core.rng import Rng
+from sparsona.core.training import Ctx, train_on
+from sparsona.core.wire import Bits, Message, Values, WireError
+from sparsona.method import Client, Inbox, LocalData, Mask, Vector
+from sparsona.methods.fedbabu import FedBABU
+from sparsona.solvers.lighter import lightened
+from sparsona.solvers.masks import Problem, Solution, solve
+
+Answer = tuple[Vector, Mask, int]  # trained values, where they belong, and the samples they were trained on
+
+
+@dataclass(frozen=True)
+class Server:
+    theta: Vector
+    layers: Tensor  # [devices, layers] bool: who trains what
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerFedMask(FedBABU):
+    """Layer masks within budgets, designed once; a common random head; tuning at the end."""
+
+    strong: Share = 0.5  # nu: the share of devices that train everything, the last ones; a list of budgets is for all
+    budget: Shares = 0.125  # of the others: share of the body that each may train, or one per client, or drawn
+    solver: Literal["optimised", "sca", "sequential", "random", "random_best_of"] = "optimised"  # who designs the masks
+    draws: Count = 1000  # random_best_of: random masks to choose from; sca: those it starts from
+    allow_idle: bool = False  # a device may train nothing where that is better
+    spare: Fraction = 0.0  # share of its budget that a weak device may give up to make its steps cheaper
+    freeze_head: bool = True  # false: the head is one more layer that is trained or frozen
+
+    def start(self, fleet: int, ctx: Ctx) -> Server:  # type: ignore[override]
+        if self.freeze_head:
+            super().start(fleet, ctx)
+        return Server(ctx.theta0, torch.from_numpy(self.design(fleet, ctx.layout, ctx.common).masks))
+
+    def design(self, fleet: int, layout: Layout, common: Rng) -> Solution:
+        """The layer masks of a fleet."""
+        sizes = self.layers(layout)
+        budgets.least("budget", self.budget, fleet)
+        weak = fleet if isinstance(self.budget, tuple) else self.weak_of(fleet)
+        shares = [budgets.share(self.budget, k, common) if k < weak else 1.0 for k in range(fleet)]
+        problem = Problem(sizes, tuple(int(share * sum(sizes)) for share in shares), self.allow_idle)
+        if problem.idle:
+            few = ", ".join(map(str, problem.idle[:5])) + (", ..." if len(problem.idle) > 5 else "")
+            warnings.warn(
+                f"method.budget: below the smallest layer, {min(sizes):,} parameters, for {len(problem.idle)} of "
+                f"{fleet} clients ({few}): they train nothing",
+                stacklevel=2,
+            )
+        found = _designed(problem, self.solver, self.draws, common("layer masks"))
+        return replace(found, masks=lightened(problem, found.masks, self.spare)) if self.spare else found
+
+    def weak_of(self, fleet: int) -> int:
+        """How many of a fleet are weak: the first ones."""
+        return fleet - round(self.strong * fleet)
+
+    def layers(self, layout: Layout) -> tuple[int, ...]:
+        """Sizes of the layers that masks are made of."""
+        head = () if self.freeze_head else (int(torch.count_nonzero(layout.head)),)
+        return tuple(n for n in (*layout.groups, *head) if n)
+
+    def body(self, layout: Layout) -> Mask:
+        return ~layout.head if self.freeze_head else torch.ones(layout.dim, dtype=torch.bool)
+
+    def moving(self, layout: Layout, layers: Mask) -> Mask:
+        """What a device with these layers trains; running statistics go with any of them."""
+        if len(layers) != len(self.layers(layout)):
+            raise WireError(f"a mask of {len(layers)} layers does not fit a model of {len(self.layers(layout))}")
+        move = layout.grouped(layers.tolist()) | (layout.select("buffer") & bool(layers.any()))
+        return move if self.freeze_head or not layers[-1] else move | layout.head
+
+    def down(self, server: Server, k: int, ctx: Ctx) -> Message:  # type: ignore[override]
+        body = Values.of(server.theta, self.body(ctx.layout))
+        return Message(theta=body, layers=Bits(server.layers[k]), **self.pace(k))
+
+    def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
+        move = self.moving(ctx.layout, inbox["server"].part("layers", Bits).mask)
+        theta = self.personal(client, inbox, data, ctx)
+        theta, client = train_on(self.paced(inbox), theta, data.train, ctx, client, move=move)
+        return client, Message(theta=Values.of(theta, move), samples=len(data)), theta
+
+    def read(self, server: Server, k: int, message: Message, ctx: Ctx) -> Answer:  # type: ignore[override]
+        move = self.moving(ctx.layout, server.layers[k])
+        return message.floats("theta", int(torch.count_nonzero(move))), move, message.whole("samples", 1)
+
+    def merge(self, server: Server, inbox: Iterable[tuple[int, Answer]], ctx: Ctx) -> Server:  # type: ignore[override]
+        mean = OverlapMean(ctx.layout.dim)
+        for _, (values, move, samples) in inbox:
+            mean.add(values, move, samples if self.weighting == "samples" else 1)
+        return Server(mean.value(otherwise=server.theta), server.layers)
+
+    def shared(self, server: Server) -> Vector:  # type: ignore[override]
+        return server.theta
+
+    def remarks(self, server: Server, k: int) -> dict[str, float]:
+        return {"layers": float(server.layers[k].sum())}
+
+
+@lru_cache(maxsize=8)  # a run asks more than once
+def _designed(problem: Problem, solver: str, draws: int, key: Rng) -> Solution:
+    return solve(problem, solver, key.numpy(), draws=draws)

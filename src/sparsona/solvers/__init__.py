@@ -1,0 +1,1 @@
+"""Optimisation problems that are solved once, before training: which layers a device trains."""

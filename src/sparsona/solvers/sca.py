@@ -1,0 +1,64 @@
+"""The paper's own way to layer masks: successive convex approximation, rounded and repaired to feasibility.
+
+Masks are relaxed to [0, 1], shares are bounded from both sides by convex constraints around the last iterate, and a
+penalty drives masks to 0 or 1. Needs cvxpy and Clarabel: ``pip install 'sparsona[sca]'``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparsona.solvers.masks import Layers, Problem, objective, random_best_of, repaired, sequential
+
+
+def sca(
+    problem: Problem, rng: np.random.Generator, *, draws: int = 999, steps: int = 100, penalty: float = 100.0
+) -> Layers:
+    """Masks by successive convex approximation, from the best of sequential and some random ones."""
+    try:
+        import cvxpy as cp
+    except ImportError as error:
+        how = "pip install 'sparsona[sca]', or use \"optimised\""
+        raise ValueError(f'solver: "sca" needs cvxpy and Clarabel; {how}') from error
+    firsts = (repaired(problem, sequential(problem)), repaired(problem, random_best_of(problem, rng, draws)))
+    start = min(firsts, key=lambda masks: float(objective(problem, masks)))
+    devices, layers = start.shape
+    sizes, room = problem.layer_sizes / problem.body, np.array(problem.budgets) / problem.body
+    must = np.array([float(not problem.allow_idle and n not in problem.idle) for n in range(devices)])
+    m, k = cp.Variable((devices, layers)), cp.Variable((devices, layers))
+    slack, over = cp.Variable(devices), cp.Variable()
+    m0, k0 = cp.Parameter((devices, layers)), cp.Parameter((devices, layers))
+    total0, square0 = cp.Parameter((devices, layers)), cp.Parameter((devices, layers))
+    total = np.ones((devices, devices)) @ m  # how often each layer is covered, in every row
+    wide = cp.vstack([2 * cp.vec(m, order="C"), cp.vec(k - total, order="C")])
+    product = cp.square(k + total) / 2 - cp.multiply(k0, k) - cp.multiply(total0, total) + square0
+    constraints = [
+        m @ sizes == room - slack,
+        slack >= 0,
+        m >= 0,
+        m <= 1,
+        k >= 0,
+        over >= 0,
+        cp.sum(m, axis=1) >= must,
+        cp.SOC(cp.vec(k + total, order="C"), wide, axis=0),  # k >= m^2 / total, (32)
+        product <= m,  # k total <= m, with the squares that are taken away made linear, (34)
+        cp.sum(m) - 2 * cp.sum(cp.multiply(m0, m)) + cp.sum(cp.square(m0)) <= over,  # m is 0 or 1, (35a)
+    ]
+    goal = cp.sum(cp.max(k, axis=1)) - cp.sum(k @ sizes) + cp.sum(slack) + penalty * cp.square(over)
+    task = cp.Problem(cp.Minimize(goal), constraints)
+    now = start.astype(np.float64)
+    for _ in range(steps):
+        covered = np.tile(now.sum(0), (devices, 1))
+        m0.value, total0.value = now, covered
+        k0.value = np.divide(now, covered, out=np.zeros_like(now), where=covered > 0)
+        square0.value = (k0.value**2 + covered**2) / 2
+        try:
+            task.solve(solver=cp.CLARABEL)
+        except cp.SolverError:
+            break
+        if m.value is None:
+            break
+        moved, now = float(np.abs(m.value - now).max()), np.clip(m.value, 0, 1)
+        if moved <= 1e-3:
+            break
+    return repaired(problem, now >= 0.5)

@@ -1,0 +1,261 @@
+"""PerFedMask, FedBABU and FedNova by hand, and where they must coincide."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from small import recipe
+from sparsona.config import RecipeError
+from sparsona.core.task import Task
+from sparsona.core.wire import Bits, Message, Values, WireError
+from sparsona.methods.fedavg import FedAvg
+from sparsona.methods.fedbabu import FedBABU
+from sparsona.methods.fednova import FedNova, reach
+from sparsona.methods.perfedmask import PerFedMask, Server
+from sparsona.runner import prepare, resume, run
+
+SAME = ("rounds.jsonl", "clients.jsonl")
+HARD = {"lr": 0.1, "batch": 16, "momentum": 0.9, "weight_decay": 0.01}
+BUDGET = {"strong": 0.5, "budget": 0.2}
+FINISHED = {"evaluate": {"points": ["finished", "before"]}, "model": {"name": "digits-cnn"}}
+
+
+def small(name="perfedmask", **more):
+    method = {**HARD, **(BUDGET if name.startswith("perfedmask") else {}), **more.pop("method", {})}
+    return recipe(name, method=method, **(FINISHED | more))
+
+
+def accuracies(path):
+    rows = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    return [(r["before"], r["validation"], r.get("finished")) for r in rows]
+
+
+def test_full_budgets_are_fedbabu(tmp_path):
+    run(small(method={"strong": 1.0}), tmp_path / "a")
+    run(small("fedbabu"), tmp_path / "b")
+    assert accuracies(tmp_path / "a") == accuracies(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("perfedmask", {}),
+        ("fedbabu", {}),
+        ("fednova", {"weak": 3, "weak_epochs": 2}),
+        ("splitmix", {"weak": 3, "bases": 2}),
+        ("perfedmask+heterofl", {"width": 0.5}),
+        ("perfedmask+splitmix", {"bases": 2}),
+    ],
+)
+def test_engines_agree_and_a_killed_run_goes_on(name, how, tmp_path):
+    evaluate = {"points": ["finished", "before", "shared"]}
+    one, other = (small(name, method=how, engine=engine, evaluate=evaluate) for engine in ("local", "pool"))
+    run(one, tmp_path / "local")
+    run(other, tmp_path / "pool")
+
+    class Stop(Exception):
+        pass
+
+    def stop(step):
+        if step.round == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(one, tmp_path / "killed", listen=stop)
+    resume(tmp_path / "killed")
+    for name in (*SAME, "state/server.safetensors", "summary.json"):
+        want = (tmp_path / "local" / name).read_bytes()
+        assert (tmp_path / "pool" / name).read_bytes() == want, name
+        assert (tmp_path / "killed" / name).read_bytes() == want, name
+
+
+def scene(**more):
+    device, fleet = prepare(small(method=more))
+    method = device.method
+    return device, fleet, method, method.start(fleet.clients, device.ctx(0, "start"))
+
+
+def test_frozen_layers_never_move():
+    """Not by gradients, not by decay, not by momentum; the head neither."""
+    device, fleet, method, server = scene(epochs=3)
+    layout = device.task.layout
+    ctx = device.ctx(0, "local", 0, 0)
+    trained = []
+    for k in range(fleet.clients):
+        inbox = {"server": method.down(server, k, ctx)}
+        _, message, theta = method.local(None, inbox, fleet.local(k), ctx)
+        move = method.moving(layout, server.layers[k])
+        assert torch.equal(theta[~move], device.theta0[~move])
+        assert not move[layout.head].any()
+        assert len(message["theta"].values) == move.sum() <= (0.2 if k < 3 else 1.0) * sum(layout.groups)
+        assert (theta != device.theta0)[move].float().mean() > 0.5
+        trained.append(int(move.sum()))
+    assert trained[3:] == [sum(layout.groups)] * 3
+    assert 0 < max(trained[:3]) < sum(layout.groups)
+
+
+def test_an_entry_is_averaged_over_those_who_train_it_and_kept_if_nobody_does():
+    device, _, method, server = scene()
+    layout = device.task.layout
+    layers = torch.zeros(2, len(layout.groups), dtype=torch.bool)
+    layers[0, 0] = layers[1, 0] = layers[1, 1] = True
+    server = Server(server.theta, layers)
+    ctx = device.ctx(0, "merge", 0)
+    answers = []
+    for k, (value, samples) in enumerate(((1.0, 30), (5.0, 10))):
+        size = int(method.moving(layout, layers[k]).sum())
+        message = Message(theta=Values(torch.full((size,), value)), samples=samples)
+        answers.append((k, method.read(server, k, message, ctx)))
+    merged = method.merge(server, iter(answers), ctx).theta
+    flags = [False] * len(layout.groups)
+    first, second = (layout.grouped([*flags[:i], True, *flags[i + 1 :]]) for i in (0, 1))
+    assert (merged[first] == 2.0).all()  # (30 * 1 + 10 * 5) / 40
+    assert (merged[second] == 5.0).all()
+    rest = ~(first | second)
+    assert torch.equal(merged[rest], server.theta[rest])
+
+
+def test_a_message_that_does_not_fit_is_refused():
+    device, fleet, method, server = scene()
+    ctx = device.ctx(0, "merge", 0)
+    with pytest.raises(WireError):
+        method.read(server, 0, Message(theta=Values(torch.zeros(3)), samples=1), ctx)
+    wrong = Message(theta=method.down(server, 0, ctx)["theta"], layers=Bits(torch.ones(9, dtype=torch.bool)))
+    with pytest.raises(WireError, match="9 layers"):
+        method.local(None, {"server": wrong}, fleet.local(0), ctx)
+
+
+def test_without_a_frozen_head_it_is_one_more_layer():
+    device, _, method, server = scene(freeze_head=False, strong=1.0)
+    layout = device.task.layout
+    assert sum(method.layers(layout)) == layout.params
+    assert server.layers.shape == (6, len(layout.groups) + 1)
+    assert method.moving(layout, server.layers[0]).all()
+
+
+def test_the_best_round_is_kept_and_tuned(tmp_path):
+    run(small(rounds=4), tmp_path / "a")
+    rows = [json.loads(line) for line in (tmp_path / "a" / "rounds.jsonl").read_text().splitlines()]
+    assert ["finished" in r for r in rows] == [False, False, False, True]
+    assert all(0 <= r["validation"]["accuracy"] <= 1 for r in rows)
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    assert summary["accuracy"] == rows[-1]["finished"]["accuracy"] >= rows[-1]["before"]["accuracy"]
+
+
+def test_tuning_moves_the_whole_model():
+    device, fleet, method, _ = scene()
+    tuned = method.finish(device.theta0, fleet.local(0), device.ctx(2, "finish", 0))
+    assert (tuned != device.theta0)[device.task.layout.head].all()
+    none = dataclasses.replace(method, finish_epochs=0)
+    assert torch.equal(none.finish(device.theta0, fleet.local(0), device.ctx(2, "finish", 0)), device.theta0)
+
+
+def test_a_budget_below_the_smallest_layer_trains_nothing_and_says_so():
+    device, fleet = prepare(small(method={"budget": 0.0001}))
+    with pytest.warns(UserWarning, match=r"3 of 6 clients \(0, 1, 2\): they train nothing"):
+        server = device.method.start(fleet.clients, device.ctx(0, "start"))
+    ctx = device.ctx(0, "local", 0, 0)
+    flops = device.task.flops
+    inbox = {"server": device.method.down(server, 0, ctx)}
+    _, message, theta = device.method.local(None, inbox, fleet.local(0), ctx)
+    assert torch.equal(theta, device.theta0)
+    assert len(message["theta"].values) == 0
+    assert device.task.flops == flops
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"strong": 1.5}, r"method.strong = 1.5: must be a number, at least 0 and at most 1"),
+        ({"strong": -0.1}, r"method.strong = -0.1"),
+        ({"budget": 1.2}, r"method.budget = 1.2: must be a number, above 0"),
+        ({"budget": [0.5, 0.5]}, r"method.budget: a list of 2; 6 are needed"),
+        ({"solver": "sequental"}, r'did you mean "sequential"'),
+    ],
+)
+def test_bad_fields_are_refused(changes, says):
+    with pytest.raises(RecipeError, match=says):
+        run(small(method=changes))
+
+
+@pytest.mark.parametrize("name", ["perfedmask", "fedbabu"])
+def test_a_model_without_a_head_is_refused(name):
+    task, theta0 = Task.of(torch.nn.Conv2d(1, 10, 8), torch.zeros(1, 1, 8, 8))
+    device, _ = prepare(small(name))
+    ctx = dataclasses.replace(device.ctx(0, "start"), task=task, theta0=theta0)
+    with pytest.raises(ValueError, match="this model has none; name a linear layer"):
+        device.method.start(6, ctx)
+
+
+def test_a_missing_solver_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "cvxpy", None)
+    with pytest.raises(RecipeError, match=r"pip install 'sparsona\[sca\]'"):
+        run(small(method={"solver": "sca", "draws": 3, "budget": 0.31}))
+
+
+def test_finishing_needs_a_method_that_does():
+    with pytest.raises(RecipeError, match=r'"finished" needs a method that tunes models at the end; local does not'):
+        run(recipe("local", evaluate={"points": ["finished"]}))
+
+
+def test_fednova_by_hand():
+    """Steps 36 and 18 with momentum 0.9, as in the paper; and the sum itself: the last gradient of n counts once."""
+    assert reach(36, 0.9) == pytest.approx(272.0276, abs=1e-4)
+    assert reach(18, 0.9) == pytest.approx(103.5085, abs=1e-4)
+    assert reach(7, 0.0) == 7
+    assert reach(3, 0.5) == pytest.approx(1 + 1.5 + 1.75)
+    assert reach(3, 1.0) == 6
+
+
+def test_fednova_merges_by_hand():
+    device, _ = prepare(recipe("fednova"))
+    ctx, d = device.ctx(0, "merge", 0), device.task.layout.dim
+    server = torch.zeros(d)
+    answers = []
+    for k, (value, steps) in enumerate(((-4.0, 4), (-1.0, 2))):  # d = 1 and 0.5, tau_eff = 3: by 3 * 0.75
+        message = Message(theta=Values(torch.full((d,), value)), samples=10, steps=steps)
+        answers.append((k, FedNova().read(server, k, message, ctx)))
+    assert torch.equal(FedNova().merge(server, iter(answers), ctx), torch.full((d,), -2.25))
+
+
+def test_fednova_of_equal_steps_is_fedavg():
+    device, _ = prepare(recipe("fednova"))
+    ctx, d = device.ctx(0, "merge", 0), device.task.layout.dim
+    server, models = torch.randn(d), [torch.randn(d) for _ in range(3)]
+    nova = [(k, (m, 5 + k, 7)) for k, m in enumerate(models)]
+    avg = [(k, (m, 5 + k)) for k, m in enumerate(models)]
+    how = {"momentum": 0.9}
+    merged = FedNova(**how).merge(server, iter(nova), ctx), FedAvg(**how).merge(server, iter(avg), ctx)
+    torch.testing.assert_close(*merged)
+
+
+def test_fednova_counts_its_steps():
+    device, fleet = prepare(recipe("fednova"))
+    ctx, data = device.ctx(0, "local", 0, 0), fleet.local(0)
+    for how in ({}, {"drop_last": True}, {"batch": 10_000, "drop_last": True}):
+        method = FedNova(epochs=3, **({"batch": 16} | how))
+        _, message, _ = method.local(None, {"server": Message(theta=Values(device.theta0))}, data, ctx)
+        batches = data.train.epochs(ctx.rng, 3, method.batch, drop_last=method.drop_last)
+        assert message["steps"] == sum(1 for _ in batches)
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedNova, FedBABU])
+def test_weak_clients_make_fewer_passes(kind):
+    device, fleet = prepare(recipe())
+    how = kind(epochs=4, weak=2, weak_epochs=2, batch=16)
+    spent = []
+    for k in (1, 2):
+        before = device.task.flops
+        inbox = {"server": how.down(device.theta0, k, device.ctx(0, "down"))}
+        how.local(None, inbox, fleet.local(0), device.ctx(0, "local", 0, 0))
+        spent.append(device.task.flops - before)
+    assert 2 * spent[0] == spent[1]
+
+
+def test_solvers_reach_the_recipe():
+    for solver in ("sequential", "random", "random_best_of"):
+        _, _, method, server = scene(solver=solver, draws=5, budget=0.31)
+        assert server.layers[3:].all()
+        assert isinstance(method, PerFedMask)

@@ -1,0 +1,245 @@
+"""pFedGate: the spec's oracles on whole rounds, budgets, messages, and what it refuses."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from small import recipe
+from sparsona.config import RecipeError
+from sparsona.core.blocks import cut, flat
+from sparsona.core.samples import LocalData
+from sparsona.core.wire import Bits, Message, Values, WireError
+from sparsona.engines.local import Local
+from sparsona.engines.rounds import star
+from sparsona.engines.store import Store
+from sparsona.engines.values import loads, types_of
+from sparsona.methods.fedavg import FedAvg
+from sparsona.methods.pfedgate import PFedGate
+from sparsona.runner import prepare, run
+
+
+def scene(**fields):
+    device, fleet = prepare(recipe("pfedgate", method={"epochs": 2, **fields}))
+    method = device.method
+    client = method.join(0, device.ctx(0, "join", 0))
+    inbox = {"server": method.down(method.start(6, device.ctx(0, "start")), 0, device.ctx(0, "down"))}
+    return device, fleet, method, client, inbox
+
+
+def trained(**fields):
+    device, fleet, method, client, inbox = scene(**fields)
+    return device, method, client, *method.local(client, inbox, fleet.local(0), device.ctx(0, "local", 0, 0))
+
+
+@pytest.mark.parametrize("split", ["flat", "even", "rows", "channels"])
+@pytest.mark.parametrize("keep", [0.5, 0.3])
+def test_kept_and_sent(split, keep):
+    device, method, _, new, message, _ = trained(split=split, keep=keep)
+    assert 0.1 < new.kept <= keep
+    assert new.kept <= new.sent <= 1
+    assert len(message["theta"].values) == round(new.sent * device.task.layout.params)
+    assert method.notes(new, device.ctx(0, "x")) == {"sparsity": 1 - new.kept, "sent": new.sent}
+
+
+def test_an_update_is_where_blocks_were_kept():
+    """With momentum and decay, too, nothing else moves."""
+    device, method, _, _, message, _ = trained(momentum=0.9, weight_decay=0.1, keep=0.3, epochs=1, batch=64)
+    ctx = device.ctx(0, "merge", 0)
+    blocks = method.gated(0.3, ctx).blocks
+    mask = blocks.spread(message["blocks"].mask)
+    assert not mask.all()
+    server = method.merge(device.theta0, [(0, method.read(device.theta0, 0, message, ctx))], ctx)
+    assert torch.equal(server[~mask], device.theta0[~mask])
+    moved = torch.bincount(blocks.index, weights=(server != device.theta0).double()) > 0
+    assert torch.equal(moved, message["blocks"].mask)
+
+
+def test_all_blocks_are_kept_at_one():
+    _, _, _, new, message, _ = trained(keep=1.0)
+    assert (new.kept, new.sent) == (1.0, 1.0)
+    assert message["blocks"].mask.all()
+
+
+def test_gates_stay_at_home(tmp_path):
+    """No part of any message has a gate's size or values, and two clients' gates differ from the start."""
+    device, fleet, method, client, inbox = scene()
+    new, message, _ = method.local(client, inbox, fleet.local(0), device.ctx(0, "local", 0, 0))
+    assert set(message) == {"blocks", "theta", "samples"}
+    assert set(inbox["server"]) == {"theta"}
+    sent = set(message["theta"].values.tolist())
+    assert not sent & set(new.gate[new.gate.abs() > 1e-3].tolist()) - {1.0}
+    assert len(message["theta"].values) <= device.task.layout.dim < len(new.gate) + device.task.layout.dim
+    other = method.join(1, device.ctx(0, "join", 1))
+    assert not torch.equal(client.gate, other.gate)
+
+
+def test_aggregation_toy():
+    """Blocks 0, 2 from client 1, blocks 1, 2 from 2, 0, 1 from 3, all from 4: each is the mean over its senders."""
+    device, _ = prepare(recipe("pfedgate", method={"keep": 0.9, "blocks": 3}))
+    method, ctx, d = device.method, device.ctx(0, "merge", 0), device.task.layout.dim
+    blocks = method.gated(0.9, ctx).blocks
+    senders = {0: (0, 2), 1: (1, 2), 2: (0, 1), 3: (0, 1, 2)}
+    samples = {0: 10, 1: 20, 2: 30, 3: 40}
+    inbox = []
+    for k, own in senders.items():
+        chosen = torch.zeros(len(blocks), dtype=torch.bool)
+        chosen[list(own)] = True
+        values = Values.of(torch.full((d,), k + 1.0), blocks.spread(chosen, d))
+        inbox.append(
+            (k, method.read(device.theta0, k, Message(blocks=Bits(chosen), theta=values, samples=samples[k]), ctx))
+        )
+    server = method.merge(device.theta0, inbox, ctx)
+    means = [(10 * 1 + 30 * 3 + 40 * 4) / 80, (20 * 2 + 30 * 3 + 40 * 4) / 90, (10 * 1 + 20 * 2 + 40 * 4) / 70]
+    for number, mean in enumerate(means):
+        assert torch.allclose(server[blocks.index == number], torch.tensor(mean))
+    rest = blocks.index > 2
+    assert torch.equal(server[rest], device.theta0[rest])
+    dense = PFedGate(keep=0.9, blocks=3, aggregation="dense").merge(device.theta0, inbox, ctx)
+    first = blocks.index == 0
+    assert torch.allclose(dense[first], (10 + 90 + 160 + 20 * device.theta0[first]) / 100)
+    assert torch.allclose(dense[rest], device.theta0[rest])
+
+
+def test_a_gate_that_always_says_one_is_fedavg():
+    """With M held at 1 and nothing dropped, the model is trained as FedAvg trains it."""
+    device, fleet, method, client, inbox = scene(
+        keep=1.0, sigmoid=False, pre_norm=False, post_norm=False, lr_gate=1e-30
+    )
+    gate = torch.zeros_like(client.gate)
+    task = method.gated(1.0, device.ctx(0, "x")).gate
+    views = task.layout.unflatten(gate)
+    views["linear.bias"].fill_(1.0)
+    still = dataclasses.replace(client, gate=gate)
+    _, message, _ = method.local(still, inbox, fleet.local(0), device.ctx(0, "local", 0, 0))
+    how = {"lr": method.lr, "batch": method.batch, "epochs": 2, "momentum": method.momentum, "clip": 10.0}
+    _, want, _ = FedAvg(**how).local(None, inbox, fleet.local(0), device.ctx(0, "local", 0, 0))
+    assert torch.allclose(message["theta"].values, want["theta"].values, atol=1e-5)
+
+
+def test_momentum_stays_with_the_client_or_not():
+    assert trained(momentum=0.9)[3].model_velocity is not None
+    new = trained(momentum=0.9, velocity="round")[3]
+    assert new.model_velocity is None
+    assert new.gate_velocity is None
+    assert trained(momentum=0.0)[3].gate_velocity is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pre_norm": False},
+        {"post_norm": False},
+        {"sigmoid": False},
+        {"adapt": "client"},
+        {"shared_branch": True},
+        {"st_kept_only": True},
+        {"selector": "exact", "budget": "exact"},
+        {"selector": "greedy_ratio"},
+        {"keep": {"low": 0.2, "high": 1.0}},
+        {"keep": {"values": [0.5, 0.1], "weights": [1, 1]}},
+        {"keep": [1.0, 0.5, 0.5, 0.3, 0.3, 0.1]},
+        {"blocks": 200},
+    ],
+    ids=str,
+)
+def test_options_train(fields):
+    done = run(recipe("pfedgate", rounds=2, method=fields))
+    assert done["before"]["loss"] < 3
+
+
+def test_client_wise_adaptation_sees_no_batch():
+    """Predictions for a sample are then the same in any company."""
+    device, fleet, method, client, inbox = scene(adapt="client")
+    new, _, model = method.local(client, inbox, fleet.local(0), device.ctx(0, "local", 0, 0))
+    x, _ = fleet.local(0).train.at(torch.arange(8))
+    assert torch.allclose(model(x)[:1], model(x[:1]), atol=1e-6)
+    again = method.personal(new, inbox, fleet.local(0), device.ctx(0, "personal", 0, 0))
+    assert again(x).shape == (8, 10)
+
+
+def test_a_batch_of_one_is_not_trained_on_but_predicted():
+    device, fleet, method, client, inbox = scene()
+    data = fleet.local(0)
+    lonely = LocalData(dataclasses.replace(data.train, index=data.train.index[:1]), data.validation)
+    new, message, model = method.local(client, inbox, lonely, device.ctx(0, "local", 0, 0))
+    assert torch.equal(new.gate, client.gate)
+    assert not message["blocks"].mask.any()
+    assert model(data.train.at(torch.tensor([0]))[0]).shape == (1, 10)
+
+
+def test_prediction_does_not_move_anything():
+    *_, new, _, model = trained()
+    x = torch.rand(5, 1, 8, 8)
+    want, gate = model(x), new.gate.clone()
+    model(torch.rand(9, 1, 8, 8))
+    assert torch.equal(model(x), want)
+    assert torch.equal(new.gate, gate)
+    assert not want.requires_grad
+
+
+def test_messages_that_do_not_fit_are_refused():
+    device, method, _, _, message, _ = trained()
+    ctx = device.ctx(0, "merge", 0)
+    with pytest.raises(WireError, match="flags of 3 blocks, not of 20"):
+        method.read(device.theta0, 0, Message(**dict(message) | {"blocks": Bits(torch.ones(3).bool())}), ctx)
+    with pytest.raises(WireError, match="part 'theta'"):
+        method.read(device.theta0, 0, Message(**dict(message) | {"theta": Values(torch.zeros(3))}), ctx)
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"keep": 0.0}, "keep"),
+        ({"keep": 1.2}, "keep"),
+        ({"keep": [0.5, -0.1]}, "keep"),
+        ({"blocks": 0}, "blocks"),
+        ({"split": "diagonal"}, "split"),
+        ({"selector": "lucky"}, "selector"),
+        ({"optimiser": "adam"}, "optimiser"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_by_name(fields, what):
+    with pytest.raises(RecipeError, match=f"method.*{what}"):
+        recipe("pfedgate", method=fields)
+
+
+def test_a_budget_that_does_not_fit_is_refused_before_the_run(tmp_path):
+    for fields, why in (({"keep": 0.0005}, "keep: 0.0005 of 4,810"), ({"keep": [0.5]}, "keep: a list of 1; 6")):
+        with pytest.raises(ValueError, match=why):
+            run(recipe("pfedgate", method=fields), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_rounds_by_devices_of_different_strength():
+    device, _ = prepare(recipe("pfedgate", method={"keep": [1.0, 0.5, 0.5, 0.3, 0.3, 0.1]}))
+    method, store = device.method, Store()
+    server = method.start(6, device.ctx(0, "start"))
+    star(method, Local(device), store, server, 0, list(range(6)), device.ctx(0, "merge", 0), ())
+    for k, keep in enumerate(method.keep):
+        client = loads(store.client(k), types_of(method))
+        assert client.keep == keep
+        assert 0 < client.kept <= keep
+
+
+def test_operations_are_of_what_is_kept_and_of_the_gate():
+    device, fleet, method, client, inbox = scene(keep=1.0, epochs=1)
+    before = device.task.flops
+    method.local(client, inbox, fleet.local(0), device.ctx(0, "local", 0, 0))
+    n = len(fleet.local(0)) - (len(fleet.local(0)) % method.batch == 1)
+    gate = 2 * 64 * 40 + 40  # 64 inputs, 20 blocks in two branches
+    model = 2 * (64 * 64 + 64 * 10) + 64 + 10
+    assert device.task.flops - before == 3 * n * (gate + model)
+
+
+def own_splitter(layout, blocks, least):
+    """Two blocks per tensor, whatever is asked for."""
+    return flat(layout, 2, least)
+
+
+def test_a_splitter_of_ones_own():
+    device, _ = prepare(recipe("pfedgate", method={"split": "methods.test_pfedgate:own_splitter"}))
+    assert len(device.method.gated(0.5, device.ctx(0, "x")).blocks) == 8
+    layout = device.task.layout.trained
+    assert cut(flat, layout, 5, 0.2) is cut(flat, layout, 5, 0.2)

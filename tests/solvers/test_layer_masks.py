@@ -1,0 +1,229 @@
+"""Layer masks: bias by hand, every solver within its budgets, the best against all there are, the bound below it."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsona.core.rng import Rng
+from sparsona.solvers import masks
+from sparsona.solvers.lighter import lightened
+from sparsona.solvers.masks import Problem, bias, bound, enumerated, objective, optimised, shares, solve
+
+QUICK = ("optimised", "sequential", "random", "random_best_of")
+MOBILENET = (928, 2528, 9152, 18048, 34688, 68864, 134912, *(268800,) * 5, 531968, 1061888)
+PRERESNET18 = (1728, 73984, 73984, 229760, 295424, 918272, 1180672, 3671552, 4720640, 1024)
+ALEXNET = (23424, 307776, 664704, 885504, 590592, 37761024, 16789504)
+
+
+def rng(*key: int):
+    return Rng(1, *key).numpy()
+
+
+@st.composite
+def problems(draw, devices=4, layers=4):
+    sizes = draw(st.lists(st.integers(1, 12), min_size=1, max_size=layers))
+    budgets = draw(st.lists(st.integers(0, sum(sizes)), min_size=1, max_size=devices))
+    return Problem(tuple(sizes), tuple(budgets), draw(st.booleans()))
+
+
+def by_hand(problem, rows):
+    """Bias and slack, straight from the definitions."""
+    covered = [sum(row[j] for row in rows) for j in range(len(problem.sizes))]
+    total = 0.0
+    for row, budget in zip(rows, problem.budgets, strict=True):
+        k = [1 / c if on else 0.0 for on, c in zip(row, covered, strict=True)]
+        total += problem.body * max(k) - sum(s * x for s, x in zip(problem.sizes, k, strict=True))
+        total += budget - sum(s for s, on in zip(problem.sizes, row, strict=True) if on)
+    return total
+
+
+def brute(problem):
+    """The least objective of all masks, one by one."""
+    every = list(product((False, True), repeat=len(problem.sizes)))
+
+    def fitting(budget):
+        used = {row: sum(s for s, on in zip(problem.sizes, row, strict=True) if on) for row in every}
+        rows = [row for row in every if used[row] <= budget and (used[row] or problem.allow_idle)]
+        return rows or [every[0]]
+
+    return min(by_hand(problem, rows) for rows in product(*(fitting(b) for b in problem.budgets)))
+
+
+def test_bias_by_hand():
+    """Scenario b of the paper's toy: k_1 = [1/3 0 0 0], k_2 = [1/3 1/2 0 0], k_3 = [1/3 1/2 1 1]."""
+    problem = Problem((1, 1, 1, 1), (1, 2, 4))
+    chosen = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]], dtype=bool)
+    assert shares(chosen).tolist() == [1 / 3, 1 / 2, 1]
+    assert bias(problem, chosen) == pytest.approx(4 * (1 / 3 + 1 / 2 + 1) - 4)
+    assert objective(problem, chosen) == pytest.approx(10 / 3)
+    assert bias(problem, np.zeros((3, 4), dtype=bool)) == 0
+    assert objective(problem, np.zeros((3, 4), dtype=bool)) == 7
+
+
+def test_masks_of_ones_have_no_bias():
+    problem = Problem((3, 5), (8,) * 7)
+    found = optimised(problem, rng())
+    assert found.masks.all()
+    assert found.bias == pytest.approx(0, abs=1e-9)
+    assert (found.slack, found.gap, found.proven) == ([0] * 7, 0, True)
+
+
+@settings(max_examples=300, deadline=None)
+@given(problems(devices=3))
+def test_the_best_of_few_is_the_best_of_all(problem):
+    found = optimised(problem, rng())
+    assert found.objective == pytest.approx(brute(problem))
+    assert found.proven
+    assert problem.feasible(found.masks)
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems())
+def test_the_bound_is_one(problem):
+    best = enumerated(problem)
+    assert best is not None
+    assert bound(problem) <= objective(problem, best) + 1e-9 * problem.body
+
+
+@settings(max_examples=30, deadline=None)
+@given(problems(devices=5, layers=4), st.integers(0, 9))
+def test_the_search_alone_is_rarely_far(problem, seed):
+    """Where enumeration is out of reach the search decides; here it can be held against the optimum."""
+    best = enumerated(problem, most=10**9)
+    assert best is not None
+    found = min(objective(problem, m) for m in masks._starts(problem, rng(seed), 0.2))
+    assert objective(problem, best) - 1e-9 <= found <= 1.15 * objective(problem, best) + 1e-9
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems(devices=8, layers=7))
+def test_nobody_beats_the_optimised_and_all_keep_to_budgets(problem):
+    found = {name: solve(problem, name, rng(), draws=30, effort=0.2) for name in QUICK}
+    for each in found.values():
+        assert min(each.slack) >= 0
+        assert each.bound <= found["optimised"].objective + 1e-9 * problem.body
+        assert found["optimised"].objective <= each.objective + 1e-9 * problem.body or not problem.feasible(each.masks)
+    assert problem.feasible(found["optimised"].masks)
+    for name in QUICK:
+        again = solve(problem, name, rng(), draws=30, effort=0.2)
+        assert np.array_equal(again.masks, found[name].masks)
+
+
+@pytest.mark.parametrize("sizes", [MOBILENET, PRERESNET18, ALEXNET])
+@pytest.mark.parametrize("strong", [0, 20, 50, 100])
+def test_the_papers_models_are_proven(sizes, strong):
+    """A layer that fits no weak budget: all weak devices take the same layers, and the bias is (1 - nu) d_w."""
+    body = sum(sizes)
+    found = optimised(Problem(sizes, (body // 8,) * (100 - strong) + (body,) * strong), rng())
+    if strong:
+        assert found.proven
+        assert found.bias == pytest.approx((100 - strong) / 100 * body, abs=1e-6)
+    weak = {row.tobytes() for row in found.masks[: 100 - strong]}
+    assert len(weak) <= 1
+
+
+def test_sequential_and_random_by_hand():
+    problem = Problem((2, 3, 1), (4, 6, 1))
+    assert masks.sequential(problem).astype(int).tolist() == [[1, 0, 0], [1, 1, 1], [0, 0, 0]]
+    drawn = masks.random(problem, rng())
+    assert drawn[2].tolist() == [False, False, True]  # nothing else fits
+    assert (drawn @ problem.layer_sizes <= problem.budgets).all()
+
+
+def test_repair_drops_the_largest_first():
+    problem = Problem((2, 3, 1), (4, 6, 1))
+    fixed = masks.repaired(problem, np.ones((3, 3), dtype=bool))
+    assert fixed.astype(int).tolist() == [[1, 0, 1], [1, 1, 1], [0, 0, 1]]
+
+
+def test_a_large_fleet_of_different_devices():
+    draw = np.random.default_rng(3)
+    sizes = draw.integers(1_000, 100_000, 20)
+    budgets = (draw.uniform(0.2, 1, 30) * sizes.sum()).astype(int)
+    problem = Problem(tuple(map(int, sizes)), tuple(map(int, budgets)))
+    found = optimised(problem, rng(), 0.3)
+    assert problem.feasible(found.masks)
+    assert found.gap < 0.25
+    assert found.objective < 0.8 * objective(problem, masks.random_best_of(problem, rng(), 200))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "budgets", "says"),
+    [
+        ((), (1,), "at least one layer"),
+        ((0,), (1,), "at least 1 parameter"),
+        ((3, 4), (), "at least one device"),
+        ((3, 4), (-1,), "at least 0"),
+        ((3, 4), (8,), "8 is above the body's 7 parameters"),
+    ],
+)
+def test_bad_problems_are_refused(sizes, budgets, says):
+    with pytest.raises(ValueError, match=says):
+        Problem(sizes, budgets)
+
+
+def test_a_budget_below_the_smallest_layer_idles():
+    problem = Problem((3, 4), (2, 7))
+    assert problem.idle == [0]
+    found = optimised(problem, rng())
+    assert found.trained == [0, 7]
+    assert found.slack == [2, 0]
+
+
+def test_an_unknown_solver_is_refused():
+    with pytest.raises(ValueError, match="sequential, random"):
+        solve(Problem((1,), (1,)), "mosek", rng())
+
+
+def test_the_papers_own_solver_keeps_to_budgets():
+    pytest.importorskip("cvxpy")
+    problem = Problem((3, 5, 2, 7, 4), (7, 7, 10, 10, 21, 21))
+    found = solve(problem, "sca", rng(), draws=20)
+    assert problem.feasible(found.masks)
+    assert optimised(problem, rng()).objective <= found.objective + 1e-9
+
+
+def test_cpsat_proves_what_the_search_found():
+    pytest.importorskip("ortools")
+    from sparsona.solvers.cpsat import refined
+
+    problem = Problem((3, 5, 2, 7, 4), (7, 7, 10, 10, 21, 21))
+    poor = masks.Solution(problem, problem.fullest, bound(problem))
+    found = refined(poor, 20)
+    assert problem.feasible(found.masks)
+    assert found.objective <= poor.objective
+    assert poor.bound <= found.bound <= optimised(problem, rng()).objective + 1e-3
+
+
+def test_lowest_layers_are_given_up_where_the_bias_allows():
+    """Two weak devices of 111 under two full ones: the layer of 1000 is covered twice whatever the weak ones do."""
+    problem = Problem((1, 10, 100, 1000), (111, 111, 1111, 1111))
+    found = optimised(problem, rng())
+    assert found.masks[:2].tolist() == [[True, True, True, False]] * 2
+    for spare, row in ((0.0, [1, 1, 1, 0]), (0.02, [0, 1, 1, 0]), (0.2, [0, 0, 1, 0]), (0.99, [0, 0, 1, 0])):
+        lighter = lightened(problem, found.masks, spare)
+        assert lighter.astype(int).tolist() == [row, row, [1] * 4, [1] * 4]
+        assert bias(problem, lighter) == found.bias == 555.5  # 1111 (2/2 + 2/4 - 1)
+
+
+def test_a_layer_that_others_need_is_not_given_up():
+    problem = Problem((1, 1, 1), (2, 2, 3))
+    rows = np.array([[1, 1, 0], [1, 0, 1], [1, 1, 1]], dtype=bool)  # covered 3, 2, 2 times
+    lighter = lightened(problem, rows, 0.5)
+    assert lighter.astype(int).tolist() in ([[0, 1, 0], [1, 0, 1], [1, 1, 1]], [[1, 1, 0], [0, 0, 1], [1, 1, 1]])
+
+
+@given(problems(), st.floats(0, 0.9))
+@settings(max_examples=50, deadline=None)
+def test_lighter_masks_have_no_more_bias_and_spare_no_more_than_allowed(problem, spare):
+    found = optimised(problem, rng())
+    lighter = lightened(problem, found.masks, spare)
+    assert bias(problem, lighter) <= found.bias + 1e-6
+    assert not (lighter & ~found.masks).any()
+    assert (lighter.any(1) == found.masks.any(1)).all()
+    unused = np.array(problem.budgets) - lighter @ problem.layer_sizes
+    changed = (lighter != found.masks).any(1)
+    assert (unused <= spare * np.array(problem.budgets))[changed].all()

@@ -1,0 +1,173 @@
+"""Personal models as files: what is written predicts as the client does, and newcomers are welcome."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from command import ok, refused
+from small import recipe
+from sparsona.config import RecipeError
+from sparsona.core.adapted import Masked
+from sparsona.core.arithmetic import arithmetic
+from sparsona.export import inbox, module_of, value
+from sparsona.models import build
+from sparsona.runner import newcomers, prepare, run
+
+CNN = {"name": "digits-cnn"}
+
+
+def finished(path, name, **more):
+    """A short run with what is needed to look inside: client 0's value and inbox."""
+    done = run(recipe(name, rounds=1, fleet={"per_round": 6}, **more), path)
+    device, fleet = prepare(done.recipe)
+    return done, device, fleet, value(done, device, 0), inbox(done, device, 0)
+
+
+@pytest.mark.parametrize("how", [{"split": "rows", "budget": "layers"}, {"split": "flat"}, {"split": "channels"}])
+def test_a_gated_module_equals_the_masked_model(how, tmp_path):
+    """Blocks chosen from all training inputs, weights from the batch: every entry times its block's weight, or zero."""
+    _, device, fleet, client, mail = finished(tmp_path / "run", "pfedgate", model=CNN, method=how)
+    data, ctx = fleet.local(0), device.ctx(0, "personal", 0, 0)
+    module = module_of(device, client, mail, data, 0)
+    gated, theta = device.method.gated(client.keep, ctx), mail["server"]["theta"].values
+    x, _ = fleet.test(0).at(torch.arange(5))
+    with torch.no_grad():
+        gated.load(theta, client.gate, train=False)
+        chosen = gated.choose(gated.gate.model(data.train.at(torch.arange(len(data)))[0])[0].clamp(min=gated.least))
+        weights = gated.gate.model(x)[1] * chosen
+        want = Masked(device.task, gated.blocks)(x, weights, chosen).logits
+        assert torch.allclose(module(x), want, atol=1e-5)
+    assert not chosen.all()
+    size = sum(p.numel() for name, p in module.named_parameters() if not name.startswith("gate."))
+    assert (size < 0.7 * device.task.layout.params) == (how["split"] == "rows")
+
+
+def test_client_wise_weights_are_multiplied_in(tmp_path):
+    how = {"split": "rows", "adapt": "client"}
+    _, device, fleet, client, mail = finished(tmp_path / "run", "pfedgate", model=CNN, method=how)
+    module = module_of(device, client, mail, fleet.local(0), 0)
+    x, _ = fleet.test(0).at(torch.arange(5))
+    want = device.method.personal(client, mail, fleet.local(0), device.ctx(0, "personal", 0, 0))(x)
+    with torch.no_grad():
+        assert torch.allclose(module(x), want, atol=1e-5)
+    assert not any(name.startswith("gate.linear") for name, _ in module.named_parameters())
+
+
+@pytest.mark.parametrize("name", ["fedem", "fedspa", "dadpfl", "fedmask"])
+def test_modules_of_other_methods_predict_alike(name, tmp_path):
+    _, device, fleet, client, mail = finished(tmp_path / "run", name)
+    x, _ = fleet.test(0).at(torch.arange(5))
+    model = device.method.personal(client, mail, fleet.local(0), device.ctx(0, "personal", 0, 0))
+    want = device.task.logits(model, x) if isinstance(model, torch.Tensor) else model(x)
+    with torch.no_grad():
+        assert torch.allclose(module_of(device, client, mail, fleet.local(0), 0)(x), want, atol=1e-6)
+
+
+def test_exported_by_the_command(tmp_path):
+    done = run(recipe("ditto", rounds=1, model=CNN, results={"models": True}), tmp_path / "run")
+    file = tmp_path / "new" / "m.safetensors"
+    told = json.loads(ok("export", str(done.path), "--client", "2", "--to", str(file), "--json").stdout)
+    assert told["nbytes"] == file.stat().st_size
+    want = load_file(done.path / "models" / "client-00002.safetensors")
+    found = load_file(file)
+    assert found.keys() == want.keys()
+    assert all(torch.equal(found[key], want[key]) for key in want)
+    build("digits-cnn", classes=10, shape=(1, 8, 8)).load_state_dict(found)
+    with safe_open(file, "pt") as opened:
+        assert opened.metadata()["client"] == "2"
+        assert json.loads(opened.metadata()["shape"]) == [1, 8, 8]
+
+
+def test_what_cannot_be_exported_says_why(tmp_path, monkeypatch):
+    run(recipe("fedavg", rounds=1), tmp_path / "run")
+    where = ("export", str(tmp_path / "run"))
+    assert "client = 6: must be from 0 to 5" in refused(*where, "--client", "6", "--to", "m.safetensors")
+    assert "to = 'm.pt': must end with .safetensors or .onnx" in refused(*where, "--client", "0", "--to", "m.pt")
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    assert "ONNX needs pip install 'sparsona[onnx]'" in refused(
+        *where, "--client", "0", "--to", str(tmp_path / "m.onnx")
+    )
+
+
+def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
+    for needed in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(needed, reason=f"{needed} is not here: pip install 'sparsona[onnx]'")
+    how = {"split": "rows", "budget": "layers"}
+    done, device, fleet, client, mail = finished(tmp_path / "run", "pfedgate", model=CNN, method=how)
+    monkeypatch.chdir(tmp_path)
+    ok("export", str(done.path), "--client", "0", "--to", "seven.onnx")
+    text = (Path(__file__).parent.parent / "docs" / "pfedgate.md").read_text()
+    (example,) = re.findall(r"```python\n(import onnxruntime.*?)```", text, re.DOTALL)
+    module = module_of(device, client, mail, fleet.local(0), 0)
+    for n in (1, 5):
+        x, _ = fleet.test(0).at(torch.arange(n))
+        np.save("x.npy", x.contiguous().numpy())
+        script = f"import numpy as np\nx = np.load('x.npy')\n{example}np.save('logits.npy', logits)\n"
+        subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+        with torch.no_grad():
+            assert np.allclose(np.load("logits.npy"), module(x).numpy(), atol=1e-4)
+
+
+def test_newcomers_never_take_part(tmp_path):
+    r = recipe("pfedgate", rounds=4, fleet={"per_round": 2, "hold_out": 0.34})
+    new = newcomers(r)
+    assert len(new) == 2
+    done = run(r, tmp_path / "run")
+    assert not {k for row in done.rounds for k in row["participants"]} & set(new)
+    assert not {row["client"] for row in done.rows("clients")} & set(new)
+    assert done.summary["newcomers"]["clients"] == 2
+    assert done.summary["before"]["clients"] == 4
+
+
+@pytest.mark.parametrize("name", ["pfedgate", "fedem"])
+def test_what_a_newcomer_is_given_stays_as_it_is(name, tmp_path):
+    """Only the gate, or the proportions, are fitted: the message is not written into."""
+    done = run(recipe(name, rounds=1, fleet={"per_round": 2, "hold_out": 0.34}), tmp_path / "run")
+    device, fleet = prepare(done.recipe)
+    k = newcomers(done.recipe)[0]
+    joined, mail = device.method.join(k, device.ctx(0, "join", k)), inbox(done, device, k)
+    (part,) = mail["server"].values()
+    before = part.values.clone()
+    with arithmetic():
+        client, _ = device.adapted(joined, mail, fleet.local(k), device.ctx(0, "adapt", k))
+    assert torch.equal(part.values, before)
+    field = "gate" if name == "pfedgate" else "mixture"
+    assert not torch.equal(getattr(client, field), getattr(joined, field))
+    assert torch.equal(getattr(client, field), getattr(value(done, device, k), field))  # as the run itself did
+
+
+def test_bad_shares_of_newcomers_are_refused():
+    with pytest.raises(RecipeError, match=r"fleet.hold_out = 0.01: that is 0 of data.clients = 6"):
+        recipe("fedavg", fleet={"hold_out": 0.01})
+    with pytest.raises(RecipeError, match=r"fleet.per_round = 3: must be at most data.clients = 6 less 4 newcomers"):
+        recipe("fedavg", fleet={"hold_out": 0.67})
+    with pytest.raises(RecipeError, match=r"fleet.hold_out = 0.5: must be 0 for a method without a server"):
+        recipe("dadpfl", fleet={"hold_out": 0.5})
+
+
+def test_a_stranger_adapts(tmp_path):
+    done = run(recipe("pfedgate", rounds=1), tmp_path / "run")
+    _, fleet = prepare(done.recipe)
+    rows = fleet.parts[0].train
+    file, model = tmp_path / "mine.npz", tmp_path / "mine.safetensors"
+    np.savez(file, x=fleet.dataset.x[rows].numpy(), y=fleet.dataset.y[rows].numpy())
+    words = ("adapt", str(done.path), "--data", str(file), "--to", str(model), "--json", "fleet.adapt_epochs=2")
+    told = json.loads(ok(*words).stdout)
+    assert told["client"] == 6
+    assert 0 <= told["accuracy"] <= 1
+    assert told["train_samples"] < len(rows)
+    assert load_file(model)
+    np.savez(file, x=np.zeros((4, 3)), y=np.zeros(4))
+    assert "is needed" in refused(*words[:4])
+    np.savez(file, x=fleet.dataset.x[:2].numpy(), y=np.array([0, 10]))
+    assert "y must hold a class from 0 to 9" in refused(*words[:4])
+    file.write_bytes(b"no archive")
+    assert "must be an .npz file with arrays x and y" in refused(*words[:4])

@@ -1,0 +1,72 @@
+"""``sparsona masks``: who trains what, in words and as a picture, and which budget suits a device."""
+
+import json
+
+import pytest
+
+from command import enter, ok, refused
+from sparsona.layers import SHARES, Timed, proposed, spans
+
+RECIPE = ("perfedmask/small/main", "variants.perfedmask.method.budget=0.25")
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path, monkeypatch):
+    enter(tmp_path, monkeypatch)
+
+
+def test_masks_by_hand(tmp_path):
+    """Layers of 4160, 6240, 6208, 3120 and 1568; a quarter of the body is 5324, of which 3120 + 1568 is the most."""
+    done = ok("masks", *RECIPE, "--out", "a/m.png")
+    told = " ".join(done.stdout.split())
+    assert "20 devices, 5 layers of 21,296 parameters" in told
+    assert "0-9 │ 5,324 │ 4,688 │ 636 │ ...##" in told
+    assert "10-19 │ 21,296 │ 21,296 │ 0 │ #####" in told
+    assert "bias 10,648, slack 6,360, together 17,008: proven to be least" in told
+    assert (tmp_path / "a" / "m.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_masks_as_json():
+    found = json.loads(ok("masks", *RECIPE, "--json").stdout)
+    assert [layer["parameters"] for layer in found["layers"]] == [4160, 6240, 6208, 3120, 1568]
+    assert found["layers"][0]["name"] == "hidden.0"
+    weak, strong = found["devices"]
+    assert weak == {"devices": list(range(10)), "budget": 5324, "trained": 4688, "slack": 636, "layers": [4, 5]}
+    assert strong["layers"] == [1, 2, 3, 4, 5]
+    assert (found["bias"], found["slack"], found["gap"]) == (pytest.approx(10648), 6360, 0)
+
+
+def test_a_variant_can_be_chosen():
+    assert json.loads(ok("masks", "perfedmask/small/masks", "--only", "sequential", "--json").stdout)["variant"] == (
+        "sequential"
+    )
+    assert "this is variant sequential; others by --only" in ok("masks", "perfedmask/small/masks").stdout
+
+
+def test_the_budget_that_suits_this_device():
+    found = json.loads(ok("masks", *RECIPE, "--measure", "--step", "100000", "--json").stdout)
+    assert found["budget"] == 1.0
+    assert [step["budget"] for step in found["steps"]] == list(SHARES)
+    assert [step["trained"] for step in found["steps"]][::4] == [21296, 4688]
+    assert found["steps"][-1]["trained"] == 0  # 1331 is below the smallest layer
+    assert all(step["milliseconds"] > 0 for step in found["steps"])
+    assert "--step " in ok("masks", *RECIPE, "--measure").stdout
+    assert "no budget keeps a step within 1e-06 ms" in ok("masks", *RECIPE, "--measure", "--step", "1e-6").stdout
+
+
+def test_the_largest_budget_in_time_is_proposed():
+    steps = [Timed(1.0, 100, 8.0), Timed(0.5, 50, 6.0), Timed(0.25, 25, 4.0), Timed(0.125, 0, 0.1)]
+    assert proposed(steps, 6.0) == steps[1]
+    assert proposed(steps, 5.0) == steps[2]
+    assert proposed(steps, 1.0) is None  # at which nothing would be trained
+
+
+def test_spans():
+    assert spans([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+    assert spans([]) == ""
+
+
+def test_bad_input():
+    assert "none of its methods has layer masks; perfedmask is needed" in refused("masks", "quickstart")
+    assert "step = 2: must be above 0, and is for --measure" in refused("masks", *RECIPE, "--step", "2")
+    assert "step = 0: must be above 0" in refused("masks", *RECIPE, "--measure", "--step", "0")
