@@ -23,7 +23,7 @@ from sparsona.engines.station import Station
 from sparsona.fleet.data import NodeData
 from sparsona.fleet.node import _serve
 from sparsona.methods import METHODS
-from sparsona.runner import prepare, run
+from sparsona.runner import newcomers, prepare, run
 
 LEAVE = {"timing.jsonl", "recipe.toml", "run.json", "fleet.jsonl", "versions.json"}
 
@@ -55,6 +55,33 @@ def test_many_rounds_between_checkpoints_and_models_stay_on_the_devices(tmp_path
     for k in range(6):
         (model,) = (tmp_path / f"node-{k}").glob("*/model.safetensors")
         assert model.read_bytes() == (tmp_path / "local" / "models" / f"client-{k:05d}.safetensors").read_bytes()
+
+
+def test_models_are_finished_on_the_devices(tmp_path):
+    """The best round is found by the devices' validation samples, and each one tunes its model."""
+    results, evaluate = {"models": True, "figures": False}, {"every": 2, "points": ["finished", "shared"]}
+    r = recipe("perfedmask", results=results, evaluate=evaluate)
+    run(r, tmp_path / "local")
+    World(tmp_path, 6).run(r, tmp_path / "fleet")
+    assert (tmp_path / "fleet" / "summary.json").read_bytes() == (tmp_path / "local" / "summary.json").read_bytes()
+    assert not list((tmp_path / "fleet").rglob("client-*"))
+    for k in range(6):
+        (model,) = (tmp_path / f"node-{k}").glob("*/model.safetensors")
+        assert model.read_bytes() == (tmp_path / "local" / "models" / f"client-{k:05d}.safetensors").read_bytes()
+
+
+def test_newcomers_adapt_on_their_devices(tmp_path):
+    r = recipe("pfedgate", fleet={"hold_out": 0.34})
+    run(r, tmp_path / "local")
+    world = World(tmp_path, 6)
+    world.run(r, tmp_path / "fleet")
+    summary = (tmp_path / "fleet" / "summary.json").read_bytes()
+    assert summary == (tmp_path / "local" / "summary.json").read_bytes()
+    assert b"newcomers" in summary
+    for k in newcomers(r):
+        (value,) = (tmp_path / f"node-{k}").glob("*/*.value")  # it stays there
+        assert value.read_bytes() == (tmp_path / "local" / "state" / f"client-{k:05d}.safetensors").read_bytes()
+        assert not (tmp_path / "fleet" / "state" / f"client-{k:05d}.safetensors").exists()
 
 
 def test_own_files_are_the_same_as_a_part_of_a_data_set(tmp_path):
