@@ -137,4 +137,5 @@ def test_the_process_that_stays_answers_over_its_socket(tmp_path):
             link.send_bytes(b"garbage")
             assert "no parcel" in unpack(link.recv_bytes())[0]["error"]
     finally:
+        listener.close()
         shutil.rmtree(folder)

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Listener
 from pathlib import Path
@@ -79,8 +79,8 @@ def run_node(options: NodeOptions, say: Callable[[str], None], stop: threading.E
     child: Child | None = None
     with _place(options.home) as place:
         socket = place / "device"
+        listener = Listener(str(socket), "AF_UNIX")
         try:
-            listener = Listener(str(socket), "AF_UNIX")
             socket.chmod(0o600)
             threading.Thread(target=_serve, args=(listener, station), daemon=True).start()
             first = time.monotonic()
@@ -101,6 +101,7 @@ def run_node(options: NodeOptions, say: Callable[[str], None], stop: threading.E
                     say(f"{_why(child, time.monotonic() - first)}; trying again")
                     stop.wait(max(_PAUSE - (time.monotonic() - began), 1.0))
         finally:
+            listener.close()
             if child is not None:
                 child.stop(5.0)  # sooner than whoever stops us loses patience, for there is more to clear away
 
@@ -129,13 +130,10 @@ def _place(home: Path) -> Iterator[Path]:
 
 
 def _serve(listener: Listener, station: Station) -> None:
-    """Answer whoever asks over the socket, one after the other."""
-    while True:
-        try:
-            with listener.accept() as link:
-                link.send_bytes(station.answer(link.recv_bytes(station.most)))
-        except (OSError, EOFError):
-            continue
+    """Answer whoever asks over the socket, one after the other, until nobody can ask any more."""
+    while Path(str(listener.address)).exists():  # closing removes it
+        with suppress(OSError, EOFError), listener.accept() as link:
+            link.send_bytes(station.answer(link.recv_bytes(station.most)))
 
 
 def _command(options: NodeOptions, secure: bool, socket: Path) -> list[str]:
