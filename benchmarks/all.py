@@ -79,8 +79,9 @@ HOW = """\
   devices have a budget of an eighth.
 - **freeze** ([freeze.py](../benchmarks/freeze.py)): 200 pictures in batches of 50, one thread, the two in turns, in
   seconds of the processor. The masks of least bias and slack train the first layer, for it is small, so that gradients
-  go all the way down: 0.80 (MobileNet) and 0.84 (PreResNet18) of the operations remain. With `spare = 0.2` weak
-  devices give up their lowest layers, at the same bias.
+  go all the way down: 0.80 (MobileNet) and 0.84 (PreResNet18) of the operations remain, and no mask can be as good at
+  less. With `spare = 0.2` weak
+  devices train higher layers, at the same bias.
 """
 
 

@@ -8,6 +8,7 @@ import torch
 
 from small import recipe
 from sparsona.config import RecipeError
+from sparsona.core.rng import Rng
 from sparsona.core.task import Task
 from sparsona.core.wire import Bits, Message, Values, WireError
 from sparsona.methods.fedavg import FedAvg
@@ -133,6 +134,15 @@ def test_without_a_frozen_head_it_is_one_more_layer():
     assert sum(method.layers(layout)) == layout.params
     assert server.layers.shape == (6, len(layout.groups) + 1)
     assert method.moving(layout, server.layers[0]).all()
+
+
+def test_of_equal_layers_the_upper_is_trained():
+    """Two layers of 16 and a budget of 16: by the optimiser the upper one, whose steps cost less."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, n, bias=False) for n in (4, 4, 2)))
+    task, _ = Task.of(model, torch.zeros(1, 4))
+    for solver, weak in (("optimised", [False, True]), ("sequential", [True, False])):
+        found = PerFedMask(budget=0.5, solver=solver).design(4, task.layout, Rng(1))
+        assert found.masks.tolist() == [weak, weak, [True, True], [True, True]]
 
 
 def test_the_best_round_is_kept_and_tuned(tmp_path):
