@@ -355,7 +355,7 @@ class _Loop:
             "participants": sorted(done.costs),
             "left_out": sorted(done.left_out),
             **spent,
-            "total": {name: before[name] + spent[name] for name in _COSTS},
+            "total": {name: before.get(name, 0) + spent[name] for name in _COSTS},
         }
         if done.left_out:
             row["why_left_out"] = {str(k): why for k, why in sorted(done.left_out.items())}
@@ -452,7 +452,7 @@ def _clock(clock: dict[int, tuple[float, float]]) -> dict[str, float]:
     }
 
 
-_COSTS = ("down", "up", "paper_down", "paper_up", "flops")
+_COSTS = ("down", "up", "paper_down", "paper_up", "flops", "forward")
 
 
 def _client_rows(done: Round, scores: dict[str, dict[int, Score]]) -> Iterator[dict[str, Any]]:

@@ -20,7 +20,7 @@ class Task:
     """A model whose parameters are views of one vector: it gives logits, losses and gradients at any vector.
 
     It also counts: ``flops`` is what was spent on training so far, by the papers' convention (2 per multiply-add on
-    non-zero weights, training is three times the forward pass).
+    non-zero weights, training is three times the forward pass), and ``forward`` the part of it that went forward.
     """
 
     def __init__(self, model: nn.Module, layout: Layout, shape: tuple[int, ...] = ()) -> None:
@@ -28,6 +28,7 @@ class Task:
         self.layout = layout
         self.shape = shape  # of one input, if known
         self.flops = 0
+        self.forward = 0
         self.flat = torch.zeros(layout.dim)
         self.grads = torch.zeros(layout.params)
         self.weights, self._buffers = _bind(model, layout, self.flat)
@@ -61,6 +62,7 @@ class Task:
     def charge(self, samples: int) -> None:
         """Count a dense gradient over so many samples."""
         self.flops += 3 * samples * self.layout.flops()
+        self.forward += samples * self.layout.flops()
 
     def load(self, theta: Vector) -> None:
         """Put a vector into the model."""
@@ -242,7 +244,8 @@ def sgd(
     # steps touch nothing but runs of tensors that move
     runs = task.layout.trained.runs([not stays for stays in still]) if any(still) and adam is None else [slice(0, n)]
     parts = [_Part.of(run, w, task.grads, gate, goal, momentum) for run in runs]
-    cost = task.layout.training_flops(mask, still) * (2 if sam else 1)
+    passes = 2 if sam else 1
+    cost, forward = task.layout.training_flops(mask, still) * passes, task.layout.flops(mask) * passes
     task.model.train()
     quiet = task.frozen(still) if any(still) else nullcontext()
     with quiet, batches.rng("layers").everywhere():  # dropout and the like draw from the global generator
@@ -251,6 +254,7 @@ def sgd(
             if sam:
                 gradients = _uphill(task, batch, gradients, sam, gate)
             task.flops += cost * len(batch[1])
+            task.forward += forward * len(batch[1])
             if plain:  # the same sums without a pass through the flat gradient
                 with torch.no_grad():
                     torch._foreach_sub_(task.weights, gradients, alpha=lr)

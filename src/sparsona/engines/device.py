@@ -101,6 +101,7 @@ class Result:
     notes: dict[str, float] | None = None
     score: Score | None = None
     flops: int = 0
+    forward: int = 0  # the part of them that went forward
     finite: bool = True  # whether the model that training ended with is free of NaN and Inf
     seconds: float = 0.0  # for the timing log alone: never in results, which repeat to the bit
 
@@ -125,7 +126,7 @@ class Device:
 
     def handle(self, job: Job) -> Result:
         """Do a job."""
-        began, flops = time.perf_counter(), self.task.flops
+        began, flops, forward = time.perf_counter(), self.task.flops, self.task.forward
         k, t = job.k, job.t
         if job.kind in ("shared", "validate", "finish"):
             client = None
@@ -146,6 +147,7 @@ class Device:
                     vote=self.method.vote(client) if isinstance(self.method, Voter) else None,
                     notes=self.method.notes(client, ctx) if isinstance(self.method, Telling) else None,
                     flops=self.task.flops - flops,
+                    forward=self.task.forward - forward,
                     score=self.score(model, k) if "score" in job.wants else None,
                     finite=finite,
                 )
