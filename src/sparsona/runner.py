@@ -298,7 +298,7 @@ class _Loop:
         assert isinstance(self.device.method, Finishing)
         theta = self.device.method.shared(server)
         message = Message(theta=Values(theta))
-        jobs = (Job("validate", t, k, None, {"server": message}) for k in range(self.fleet.clients))
+        jobs = (Job("validate", t, k, None, {"server": message}) for k in self.members)
         scores = {r.k: r.score for r in self.engine.map(jobs) if r.score}
         accuracy = metrics(scores).get("accuracy", 0.0)
         if self.best is None or accuracy > self.best[1] or not any(s.samples for s in scores.values()):
@@ -311,7 +311,7 @@ class _Loop:
         t, _, theta = self.best
         message = Message(theta=Values(theta))
         wants: Wants = ("model",) if model else ()
-        for k in range(self.fleet.clients):
+        for k in self.members:
             yield Job("finish", t, k, None, {"server": message}, wants)
 
     def _post(self, store: Store) -> None:
@@ -431,7 +431,14 @@ class _Loop:
         for result in self.engine.map(jobs):
             message: Message | None = result.message
             if message is not None:
-                tensors = self.device.task.layout.unflatten(message["model"].values)
+                layout = self.device.task.layout
+                rows = message["model"].values.view(-1, layout.dim)
+                several = len(rows) > 1  # then names are those that the exported module has
+                tensors = {
+                    f"models.{i}.{name}" if several else name: t
+                    for i, row in enumerate(rows)
+                    for name, t in layout.unflatten(row).items()
+                }
                 write(
                     path / f"client-{result.k:05d}.safetensors",
                     save({name: t.contiguous() for name, t in tensors.items()}),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsona.core.layout import Vector
+from sparsona.core.portable import Bases
 from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData, Samples
 from sparsona.core.task import Task, correct, loss
@@ -153,13 +154,11 @@ class Device:
                 )
             case "evaluate":
                 model = self.method.personal(client, inbox, self.local(k), self.ctx(t, "personal", t, k))
-                if "model" in job.wants and isinstance(model, Tensor):
-                    message = Message(model=Values(model))
+                message = _written(model) if "model" in job.wants else None
                 result = Result(k, score=self.score(model, k))
             case "adapt":
                 client, model = self.adapted(client, inbox, self.local(k), self.ctx(t, "adapt", k))
-                if "model" in job.wants and isinstance(model, Tensor):
-                    message = Message(model=Values(model))
+                message = _written(model) if "model" in job.wants else None
                 result = Result(k, _kept(client), score=self.score(model, k))
             case "shared":
                 result = Result(k, score=self.score(self.shared(inbox, t), k))
@@ -170,8 +169,7 @@ class Device:
                 assert isinstance(self.method, Finishing)
                 ctx = self.ctx(t, "finish", k)
                 model = self.method.finish(inbox["server"]["theta"].values, self.local(k), ctx)
-                if "model" in job.wants and isinstance(model, Tensor):
-                    message = Message(model=Values(model))
+                message = _written(model) if "model" in job.wants else None
                 result = Result(k, score=self.score(model, k))
             case "post":
                 assert isinstance(self.method, PeerMethod)
@@ -195,8 +193,12 @@ class Device:
             return self.method.welcome(client, inbox, data, self.adapt_epochs, ctx)
         model = self.method.personal(client, inbox, data, ctx)
         assert isinstance(self.method, Training)
-        assert isinstance(model, Tensor), "models that are no vectors have their own way to adapt"
-        return client, train(self.method, model, data.train, ctx, purpose="adapt", epochs=self.adapt_epochs)
+        rows = model.rows if isinstance(model, Bases) else [model]
+        tuned = []
+        for row in rows:
+            assert isinstance(row, Tensor), "models that are not made of vectors have their own way to adapt"
+            tuned.append(train(self.method, row, data.train, ctx, purpose="adapt", epochs=self.adapt_epochs))
+        return client, Bases(self.task, torch.stack(tuned)) if isinstance(model, Bases) else tuned[0]
 
     def score(self, model: Model, k: int, samples: Samples | None = None) -> Score:
         """The model on client k's test samples, or on others."""
@@ -207,6 +209,13 @@ class Device:
             total += float(loss(logits, y, reduction="sum"))
             n += len(y)
         return Score(right, n, total)
+
+
+def _written(model: Model) -> Message | None:
+    """A model as one or several vectors, if it is made of such."""
+    if isinstance(model, Bases):
+        return Message(model=Values(model.rows.flatten()))
+    return Message(model=Values(model)) if isinstance(model, Tensor) else None
 
 
 def _mapped(path: Path) -> memoryview:
