@@ -139,12 +139,17 @@ def test_without_a_frozen_head_it_is_one_more_layer():
 
 
 def test_of_equal_layers_the_upper_is_trained():
-    """Two layers of 16 and a budget of 16: by the optimiser the upper one, whose steps cost less."""
-    model = torch.nn.Sequential(*(torch.nn.Linear(4, n, bias=False) for n in (4, 4, 2)))
+    """Layers of 16, 16 and 40, and a weak budget of 16, for which the last is too large.
+
+    Both weak devices take the same layer, at 1/4 each; on one each they would be at 1/3. Either layer is as good, and by
+    the optimiser it is the upper one, whose steps cost less.
+    """
+    model = torch.nn.Sequential(*(torch.nn.Linear(i, o, bias=False) for i, o in ((4, 4), (4, 4), (4, 10), (10, 2))))
     task, _ = Task.of(model, torch.zeros(1, 4))
-    for solver, weak in (("optimised", [False, True]), ("sequential", [True, False])):
-        found = PerFedMask(budget=0.5, solver=solver).design(4, task.layout, Rng(1))
-        assert found.masks.tolist() == [weak, weak, [True, True], [True, True]]
+    for solver, weak in (("optimised", [False, True, False]), ("sequential", [True, False, False])):
+        found = PerFedMask(budget=0.23, solver=solver).design(4, task.layout, Rng(1))
+        assert found.problem.budgets == (16, 16, 72, 72)
+        assert found.masks.tolist() == [weak, weak, [True] * 3, [True] * 3]
 
 
 def test_the_best_round_is_kept_and_tuned(tmp_path):
