@@ -141,8 +141,8 @@ def test_without_a_frozen_head_it_is_one_more_layer():
 def test_of_equal_layers_the_upper_is_trained():
     """Layers of 16, 16 and 40, and a weak budget of 16, for which the last is too large.
 
-    Both weak devices take the same layer, at 1/4 each; on one each they would be at 1/3. Either layer is as good, and by
-    the optimiser it is the upper one, whose steps cost less.
+    Both weak devices take the same layer, at 1/4 each; on one each they would be at 1/3. Either layer is as good, and
+    by the optimiser it is the upper one, whose steps cost less.
     """
     model = torch.nn.Sequential(*(torch.nn.Linear(i, o, bias=False) for i, o in ((4, 4), (4, 4), (4, 10), (10, 2))))
     task, _ = Task.of(model, torch.zeros(1, 4))
