@@ -47,6 +47,11 @@ _SOME = {  # shown where some run has them
 }
 
 
+def _frozen(row: Row) -> bool:
+    """Whether a run spared gradients: else going backward costs twice as much as forward, which tells nothing new."""
+    return row["backward_flops"] is not None and row["backward_flops"] != 2 * row["forward_flops"]
+
+
 @dataclass(frozen=True)
 class Comparison(Sheet):
     """Runs side by side: one row per run in raw numbers, and what keeps them from being compared like with like."""
@@ -85,10 +90,20 @@ class Comparison(Sheet):
             Column("MB paper", lambda r: amount(r["paper_bytes"] / 1e6)),
             Column("MB a round, busiest", lambda r: amount(r["busiest_bytes"] / 1e6)),
             Column(unit, lambda r: amount(r["flops"] / scale)),
+            *(_directions(scale, unit) if any(map(_frozen, self.rows)) else ()),
             *(column for key, column in _SOME.items() if any(row[key] is not None for row in self.rows)),
             *(_COSTS if self.costs else ()),
         ]
         return [Column("run", lambda r: str(r["name"]), words=True)], results, costs
+
+
+def _directions(scale: float, unit: str) -> Iterator[Column]:
+    def operations(key: str) -> Callable[[Row], str]:
+        return lambda r: "" if r[key] is None else amount(r[key] / scale)
+
+    yield Column(f"{unit} forward", operations("forward_flops"))
+    yield Column(f"{unit} backward", operations("backward_flops"))
+    yield Column("values up", lambda r: "" if r["values_up"] is None else f"{r['values_up']:,.0f}")
 
 
 def compare(
@@ -149,6 +164,7 @@ def run_row(run: Run, name: str, target: float | None) -> Row:
     total, score = summary["total"], summary[summary["point"]]
     rounds = run.rounds
     lengths = [row["clock"]["length"] for row in rounds if "clock" in row]
+    sent = sum(len(row["participants"]) for row in rounds)
     target = run.recipe.evaluate.target if target is None else target
     hit = None
     if target is not None:
@@ -174,6 +190,9 @@ def run_row(run: Run, name: str, target: float | None) -> Row:
         "paper_bytes": total["paper_down"] + total["paper_up"],
         "busiest_bytes": _reckoned(run, lambda: busiest(rounds, run.rows("clients"))),  # of a round, on average
         "flops": total["flops"],
+        "forward_flops": total.get("forward"),  # of older runs not known
+        "backward_flops": total["flops"] - total["forward"] if "forward" in total else None,
+        "values_up": total["paper_up"] / 4 / sent if sent else None,  # that a client sends in a round
         "sparsity": (rounds[-1].get("notes") or {}).get("sparsity"),
         "round_length": fmean(lengths) if lengths else None,  # in training times, with all waiting
     }

@@ -298,7 +298,7 @@ class _Loop:
         assert isinstance(self.device.method, Finishing)
         theta = self.device.method.shared(server)
         message = Message(theta=Values(theta))
-        jobs = (Job("validate", t, k, None, {"server": message}) for k in range(self.fleet.clients))
+        jobs = (Job("validate", t, k, None, {"server": message}) for k in self.members)
         scores = {r.k: r.score for r in self.engine.map(jobs) if r.score}
         accuracy = metrics(scores).get("accuracy", 0.0)
         if self.best is None or accuracy > self.best[1] or not any(s.samples for s in scores.values()):
@@ -311,7 +311,7 @@ class _Loop:
         t, _, theta = self.best
         message = Message(theta=Values(theta))
         wants: Wants = ("model",) if model else ()
-        for k in range(self.fleet.clients):
+        for k in self.members:
             yield Job("finish", t, k, None, {"server": message}, wants)
 
     def _post(self, store: Store) -> None:
@@ -355,7 +355,7 @@ class _Loop:
             "participants": sorted(done.costs),
             "left_out": sorted(done.left_out),
             **spent,
-            "total": {name: before[name] + spent[name] for name in _COSTS},
+            "total": {name: before.get(name, 0) + spent[name] for name in _COSTS},
         }
         if done.left_out:
             row["why_left_out"] = {str(k): why for k, why in sorted(done.left_out.items())}
@@ -431,7 +431,14 @@ class _Loop:
         for result in self.engine.map(jobs):
             message: Message | None = result.message
             if message is not None:
-                tensors = self.device.task.layout.unflatten(message["model"].values)
+                layout = self.device.task.layout
+                rows = message["model"].values.view(-1, layout.dim)
+                several = len(rows) > 1  # then names are those that the exported module has
+                tensors = {
+                    f"models.{i}.{name}" if several else name: t
+                    for i, row in enumerate(rows)
+                    for name, t in layout.unflatten(row).items()
+                }
                 write(
                     path / f"client-{result.k:05d}.safetensors",
                     save({name: t.contiguous() for name, t in tensors.items()}),
@@ -452,7 +459,7 @@ def _clock(clock: dict[int, tuple[float, float]]) -> dict[str, float]:
     }
 
 
-_COSTS = ("down", "up", "paper_down", "paper_up", "flops")
+_COSTS = ("down", "up", "paper_down", "paper_up", "flops", "forward")
 
 
 def _client_rows(done: Round, scores: dict[str, dict[int, Score]]) -> Iterator[dict[str, Any]]:

@@ -73,4 +73,6 @@ class Gated:
         """Count the kept weights of the model, and the gate."""
         kept = self.blocks.counts[chosen].sum(0).tolist()
         read = samples if self.seen is None else 1
-        self.task.flops += 3 * (samples * self.blocks.layout.flops_of(kept) + read * self.gate.layout.flops())
+        forward = samples * self.blocks.layout.flops_of(kept) + read * self.gate.layout.flops()
+        self.task.flops += 3 * forward
+        self.task.forward += forward
