@@ -9,7 +9,7 @@ where they are. Line numbers are those of the paper's Algorithm 1.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 from typing import Literal
@@ -106,8 +106,8 @@ class PFedGate(Training):
         return new, Message(blocks=Bits(sent), theta=values, samples=len(data)), partial(gated.logits, theta, new.gate)
 
     def welcome(self, client: Client, inbox: Inbox, data: LocalData, epochs: int, ctx: Ctx) -> tuple[Client, Model]:
-        theta = inbox["server"]["theta"].values
-        new, _, _ = self.trained(client, theta, data, epochs, ctx, both=False)
+        theta, begun = inbox["server"]["theta"].values, replace(ctx, t=0)  # a new gate learns as fast as all gates began
+        new, _, _ = self.trained(client, theta, data, epochs, begun, both=False)
         return new, partial(self.gated(client.keep, ctx, data).logits, theta, new.gate)
 
     def trained(
