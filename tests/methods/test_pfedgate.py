@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from small import recipe
-from sparsona.config import RecipeError
+from sparsona.config import RecipeError, load
 from sparsona.core.blocks import cut, flat
 from sparsona.core.samples import LocalData
 from sparsona.core.wire import Bits, Message, Values, WireError
@@ -254,3 +254,25 @@ def test_a_splitter_of_ones_own():
     assert len(device.method.gated(0.5, device.ctx(0, "x")).blocks) == 8
     layout = device.task.layout.trained
     assert cut(flat, layout, 5, 0.2) is cut(flat, layout, 5, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("model", "keep", "classes"),
+    [("digits-lenet", 0.5, 10), ("digits-lenet", 0.3, 10), ("digits-cnn", 0.5, 4), ("digits-cnn", 0.3, 2)],
+)
+def test_classes_that_a_budget_leaves(model, keep, classes):
+    """Beside a hidden layer the head is kept whole, whatever the gate says; alone it loses its classes two by two."""
+    device, _ = prepare(recipe("pfedgate", model={"name": model}, method={"keep": keep}))
+    gated = device.method.gated(keep, device.ctx(0, "x"))
+    for seed in range(5):
+        chosen = gated.choose(torch.rand(len(gated.blocks), generator=torch.Generator().manual_seed(seed)))
+        rows = gated.blocks.layout.unflatten(gated.blocks.spread(chosen))["head.weight"]
+        assert int(rows.all(1).sum()) == int(rows.any(1).sum()) == classes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", [0.5, 0.3])
+def test_newcomers_of_the_small_recipe_do_nearly_as_well_as_members(keep):
+    done = run(load("pfedgate/small/newcomers")[f"pfedgate, s = {keep}"])
+    assert done["before"]["accuracy"] > 0.9
+    assert done["newcomers"]["accuracy"] > 0.8
