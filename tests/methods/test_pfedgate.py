@@ -39,7 +39,11 @@ def test_kept_and_sent(split, keep):
     assert 0.1 < new.kept <= keep
     assert new.kept <= new.sent <= 1
     assert len(message["theta"].values) == round(new.sent * device.task.layout.params)
-    assert method.notes(new, device.ctx(0, "x")) == {"sparsity": 1 - new.kept, "sent": new.sent}
+    notes = method.notes(new, device.ctx(0, "x"))
+    assert (notes.pop("sparsity"), notes.pop("sent")) == (1 - new.kept, new.sent)
+    assert len(notes) == 11
+    assert sum(notes.values()) == pytest.approx(1)
+    assert notes["gate weights: dropped"] > 0
 
 
 def test_an_update_is_where_blocks_were_kept():

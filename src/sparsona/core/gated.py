@@ -21,6 +21,15 @@ from sparsona.core.samples import Batch, LocalData
 from sparsona.core.task import Task, loss
 from sparsona.core.training import Ctx, Training
 
+LEVELS = ("dropped", "below 0.1", *(f"0.{i} to 0.{i + 1}" for i in range(1, 9)), "above 0.9")
+
+
+def levels(weights: Tensor, chosen: Mask) -> Tensor:
+    """The share of blocks that are dropped, and of kept ones by their weight [11], in the order of LEVELS."""
+    edges = torch.arange(1, 10, device=weights.device) / 10
+    kept = torch.bucketize(weights.detach()[chosen], edges, right=True) + 1  # 0.1 is not below 0.1
+    return torch.bincount(torch.cat([kept, kept.new_zeros(int((~chosen).sum()))]), minlength=11) / len(chosen)
+
 
 @dataclass(frozen=True)
 class Gated:
@@ -50,8 +59,8 @@ class Gated:
             return weights, chosen  # nothing is dropped: the model is only scaled
         return sparse_weights(importance, weights, chosen, kept_only=self.kept_only), chosen
 
-    def gradients(self, batch: Batch) -> tuple[Vector, Vector, Mask]:
-        """Of the loss at what is loaded, for model and gate by one backward pass; and the blocks kept."""
+    def gradients(self, batch: Batch) -> tuple[Vector, Vector, Mask, Tensor]:
+        """Of the loss at what is loaded, for model and gate by one backward pass; the blocks kept and all weights."""
         x, y = batch
         weights, chosen = self.weights(x)
         run = adapted(self.task, self.blocks)(x, weights, chosen)
@@ -60,7 +69,7 @@ class Gated:
         pairs = zip(self.gate.weights, found[len(run.leaves) :], strict=True)
         of_gate = self.gate.gather([torch.zeros_like(w) if g is None else g for w, g in pairs])
         self._charge(len(y), chosen)
-        return run.gather(found[: len(run.leaves)]), of_gate, chosen
+        return run.gather(found[: len(run.leaves)]), of_gate, chosen, weights.detach()
 
     def logits(self, theta: Vector, phi: Vector, x: Tensor) -> Tensor:
         """Outputs for a batch, in evaluation mode: importance and weights are means over this batch."""

@@ -9,20 +9,20 @@ where they are. Line numbers are those of the paper's Algorithm 1.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sparsona.core import budgets
 from sparsona.core.aggregate import Mean, OverlapMean
 from sparsona.core.budgets import Shares
 from sparsona.core.fields import Positive
 from sparsona.core.gate import fresh
-from sparsona.core.gated import Gating
+from sparsona.core.gated import LEVELS, Gating, levels
 from sparsona.core.knapsack import room
 from sparsona.core.layout import replaced
 from sparsona.core.portable import gated_module
@@ -42,6 +42,7 @@ class Client:
     gate_velocity: Vector | None = None
     kept: float = 0.0  # s'_i, the mean share kept in its last round
     sent: float = 0.0  # q_i, the share sent in it
+    levels: Tensor = field(default_factory=lambda: torch.zeros(len(LEVELS)))  # how strongly it used blocks in it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,21 +89,23 @@ class PFedGate(Gating):
         model = Sgd(gated.task.flat[: ctx.layout.params], **how, velocity=client.model_velocity if kept else None)
         gate = Sgd(gated.gate.flat[: gated.gate.layout.params], **how, velocity=client.gate_velocity if kept else None)
         sent, shares = torch.zeros(len(gated.blocks), dtype=torch.bool), list[float]()
+        used = list[Tensor]()
         batches = data.train.epochs(ctx.rng("train"), epochs, self.batch, drop_last=self.drop_last)
         with batches.rng("layers").everywhere():
             for batch in batches:
                 if len(batch[1]) < 2:
                     continue  # one sample has no batch statistics
-                of_model, of_gate, chosen = gated.gradients(batch)  # line 6
+                of_model, of_gate, chosen, weights = gated.gradients(batch)  # line 6
                 if both:
                     model.step(of_model, lr, gated.blocks.spread(chosen) if moves else None)
                 gate.step(of_gate, lr * self.lr_gate / self.lr)  # line 7
                 sent |= chosen
                 shares.append(gated.blocks.share(chosen))
+                used.append(levels(weights, chosen))
         theta, phi = gated.taken()
         moving = (model.velocity, gate.velocity) if kept else (None, None)
-        mean = fmean(shares) if shares else client.kept
-        return Client(client.keep, phi, *moving, mean, gated.blocks.share(sent)), theta, sent
+        mean = (fmean(shares), gated.blocks.share(sent), torch.stack(used).mean(0)) if shares else (client.kept, 0.0)
+        return Client(client.keep, phi, *moving, *mean), theta, sent
 
     def read(self, server: Vector, k: int, message: Message, ctx: Ctx) -> Answer:
         blocks = self.gated(budgets.share(self.keep, k, ctx.common), ctx).blocks
@@ -130,7 +133,11 @@ class PFedGate(Gating):
         return gated_module(self.gated(client.keep, ctx, data), inbox["server"]["theta"].values, client.gate, x)
 
     def notes(self, client: Client, ctx: Ctx) -> dict[str, float]:
-        return {"sparsity": 1 - client.kept, "sent": client.sent}
+        told = {f"gate weights: {level}": share for level, share in zip(LEVELS, client.levels.tolist(), strict=True)}
+        return {"sparsity": 1 - client.kept, "sent": client.sent, **told}
+
+    def learnt(self, client: Client, k: int, ctx: Ctx) -> Vector:
+        return (client.gate - self.join(k, ctx).gate)[: self.gated(client.keep, ctx).gate.layout.params]
 
     def shared(self, server: Vector) -> Vector:
         return server
