@@ -16,7 +16,8 @@ from command import ok, refused
 from small import recipe
 from sparsona.config import RecipeError
 from sparsona.core.adapted import Masked
-from sparsona.export import alone, inbox, module_of, value
+from sparsona.core.arithmetic import arithmetic
+from sparsona.export import inbox, module_of, value
 from sparsona.models import build
 from sparsona.runner import newcomers, prepare, run
 
@@ -135,7 +136,7 @@ def test_what_a_newcomer_is_given_stays_as_it_is(name, tmp_path):
     joined, mail = device.method.join(k, device.ctx(0, "join", k)), inbox(done, device, k)
     (part,) = mail["server"].values()
     before = part.values.clone()
-    with alone():
+    with arithmetic():
         client, _ = device.adapted(joined, mail, fleet.local(k), device.ctx(0, "adapt", k))
     assert torch.equal(part.values, before)
     field = "gate" if name == "pfedgate" else "mixture"
