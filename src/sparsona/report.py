@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparsona import drawing
+from sparsona import drawing, gates
 from sparsona.config import tables
 from sparsona.costs import Cost, Device, busiest, per_round
 from sparsona.results import Run, RunError, write
@@ -306,6 +306,8 @@ def run_figures(run: Run) -> list[Path]:
         files.append(_draw_run_clients(run, clients, points[run.point][-1][run.point], folder / "clients.png"))
     if files and (told := _told([run])):
         files.append(_draw_told([run], [run.recipe.name], told, folder / "told.png"))
+    if files and (drawn := gates.draw_histograms(run, folder / "histograms.png")):
+        files.append(drawn)
     return files
 
 
@@ -526,8 +528,9 @@ def _draw_cost(costs: Sequence[Cost], names: Sequence[str], device: Device, path
 
 
 def _told(runs: Sequence[Run]) -> list[str]:
-    """What the methods of some runs tell of their clients."""
-    return list(dict.fromkeys(name for run in runs for name in run.rounds[0].get("notes", {})))
+    """What the methods of some runs tell of their clients, but for histograms, which have a figure of their own."""
+    every = dict.fromkeys(name for run in runs for name in run.rounds[0].get("notes", {}))
+    return [name for name in every if gates.BIN not in name]
 
 
 def _draw_told(runs: Sequence[Run], names: Sequence[str], told: Sequence[str], path: Path) -> Path:

@@ -35,7 +35,7 @@ from sparsona.engines.rounds import Ballots, Engine, Round, peers, star
 from sparsona.engines.store import Checkpoint, Store
 from sparsona.engines.values import dumps, loads, split, types_of
 from sparsona.evaluate import metrics
-from sparsona.method import Finishing, Inbox, PeerMethod, Server, SharedModel, StarMethod
+from sparsona.method import Finishing, Inbox, Learning, PeerMethod, Server, SharedModel, StarMethod
 from sparsona.models import build as build_model
 from sparsona.results import Journal, Run, RunError, summarise, write
 
@@ -410,10 +410,22 @@ class _Loop:
             from sparsona.report import run_figures  # drawing is slow to import, and workers never draw
 
             run_figures(self.folder)
+            self._liken(store, path / "figures")
         write(path / "summary.json", json.dumps(summary, indent=1) + "\n")
         store.close()
         _forget_state(path)
         return summary
+
+    def _liken(self, store: Store, folder: Path) -> None:
+        """Draw who has learnt alike."""
+        method = self.device.method
+        if isinstance(method, Learning):
+            from sparsona.gates import draw_tree
+
+            known = {k: loads(raw, types_of(method)) for k in self.members if (raw := store.client(k)) is not None}
+            learnt = {k: method.learnt(client, k, self.device.ctx(0, "join", k)) for k, client in known.items()}
+            folder.mkdir(exist_ok=True)
+            draw_tree(learnt, self.fleet.label_counts(), folder / "gates.png")
 
     def _adapt(self, server: Server) -> dict[int, Result]:
         """Let those who were held out join now."""
