@@ -41,15 +41,12 @@ def ratio(name: str, classes: int, spare: float) -> float:
 
 def figures() -> Iterator[Figure]:
     """Everything measured here."""
-    # least masks reach down to the first layer: their bars are what remains of a full step's operations, 0.80 and 0.84,
-    # and a little for what is not counted
-    for title, name, classes, least in (
-        ("MobileNet", "mobilenet", 100, 0.85),
-        ("PreResNet18", "preresnet18", 10, 0.9),
-    ):
+    # least masks reach down to the first layer: 0.80 and 0.84 of a full step's operations remain, so 0.75 is out of
+    # reach for them; their bar only guards against gradients that nobody needs
+    for title, name, classes in (("MobileNet", "mobilenet", 100), ("PreResNet18", "preresnet18", 10)):
         what = f"freeze: {title}, an epoch at a budget of 1/8 over a full one"
         yield Figure(f"{what}, a fifth of it to spare", ratio(name, classes, 0.2), "x", 0.75, "lower")
-        yield Figure(f"{what}, masks of least bias and slack", ratio(name, classes, 0.0), "x", least, "lower")
+        yield Figure(f"{what}, masks of least bias and slack", ratio(name, classes, 0.0), "x", 0.95, "lower")
 
 
 if __name__ == "__main__":
