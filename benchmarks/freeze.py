@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from common import Figure, main
+from sparsona.core.arithmetic import arithmetic
 from sparsona.core.rng import Rng
 from sparsona.core.samples import Samples
 from sparsona.core.task import Task, sgd
@@ -26,19 +27,22 @@ def ratio(name: str, classes: int, spare: float) -> float:
     masks = torch.from_numpy(method.design(100, task.layout, Rng(1)).masks)
     pictures = Samples(torch.rand(SAMPLES, 3, 32, 32), torch.arange(SAMPLES) % classes, torch.arange(SAMPLES))
     found = []
-    for i in range(TIMES + 1):
-        spent = []
-        for k in (0, 99):
-            began = time.process_time()
-            move = method.moving(task.layout, masks[k])
-            sgd(task, theta, pictures.epochs(Rng(i), 1, BATCH), lr=0.1, momentum=0.9, weight_decay=5e-4, move=move)
-            spent.append(time.process_time() - began)
-        found.append(spent[0] / spent[1])
+    with arithmetic():  # as engines compute
+        for i in range(TIMES + 1):
+            spent = []
+            for k in (0, 99):
+                began = time.process_time()
+                move = method.moving(task.layout, masks[k])
+                sgd(task, theta, pictures.epochs(Rng(i), 1, BATCH), lr=0.1, momentum=0.9, weight_decay=5e-4, move=move)
+                spent.append(time.process_time() - began)
+            found.append(spent[0] / spent[1])
     return statistics.median(found[1:])  # without warming up
 
 
 def figures() -> Iterator[Figure]:
     """Everything measured here."""
+    # least masks reach down to the first layer: 0.80 and 0.84 of a full step's operations remain, so 0.75 is out of
+    # reach for them; their bar only guards against gradients that nobody needs
     for title, name, classes in (("MobileNet", "mobilenet", 100), ("PreResNet18", "preresnet18", 10)):
         what = f"freeze: {title}, an epoch at a budget of 1/8 over a full one"
         yield Figure(f"{what}, a fifth of it to spare", ratio(name, classes, 0.2), "x", 0.75, "lower")

@@ -40,7 +40,7 @@ def steps(size: int, keep: float) -> tuple[Callable[[], None], Callable[[], None
     )
 
     def ours() -> None:
-        of_model, of_gate, _ = gated.gradients(batch)
+        of_model, of_gate, *_ = gated.gradients(batch)
         model.step(of_model, 1e-6)
         gate.step(of_gate, 1e-6)
 

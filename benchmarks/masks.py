@@ -26,18 +26,29 @@ def different(devices: int = 100, layers: int = 60, seed: int = 1) -> Problem:
     return Problem(tuple(map(int, sizes)), tuple(map(int, budgets)))
 
 
+def even(devices: int = 100, layers: int = 60, seed: int = 0) -> Problem:
+    """Devices that all have another budget, from 0.4 of the body to all of it; sizes of layers drawn evenly.
+
+    The best of 200 random masks is between 0.73 and 0.79 of the body, by the draw: an easier kind than ``different``.
+    """
+    draw = np.random.default_rng(seed)
+    sizes = draw.integers(1_000, 1_000_000, layers)
+    budgets = (draw.uniform(0.4, 1, devices) * sizes.sum()).astype(int)
+    return Problem(tuple(map(int, sizes)), tuple(map(int, budgets)))
+
+
 def figures() -> Iterator[Figure]:
     """Everything measured here."""
-    problem = different()
-    began = time.process_time()
-    found = optimised(problem, Rng(1).numpy())
-    spent = time.process_time() - began
-    drawn = float(objective(problem, random_best_of(problem, Rng(1).numpy(), 200)))
-    name = "masks: 100 different devices, 60 layers"
-    yield Figure(f"{name}, objective over d_w", found.objective / problem.body, "x", 0.66, "lower")
-    yield Figure(f"{name}, objective over the best of 200 random", found.objective / drawn, "x", 0.87, "lower")
-    yield Figure(f"{name}, gap to the bound", 100 * found.gap, "%", 10, "lower")
-    yield Figure(f"{name}, time", spent, "s", 20, "lower")
+    for kind, problem in (("", different()), (" of even sizes", even())):
+        began = time.process_time()
+        found = optimised(problem, Rng(1).numpy())
+        spent = time.process_time() - began
+        drawn = float(objective(problem, random_best_of(problem, Rng(1).numpy(), 200)))
+        name = f"masks: 100 different devices, 60 layers{kind}"
+        yield Figure(f"{name}, objective over d_w", found.objective / problem.body, "x", 0.66, "lower")
+        yield Figure(f"{name}, objective over the best of 200 random", found.objective / drawn, "x", 0.87, "lower")
+        yield Figure(f"{name}, gap to the bound", 100 * found.gap, "%", 10, "lower")
+        yield Figure(f"{name}, time", spent, "s", 20, "lower")
     for model, sizes in MODELS.items():
         body = sum(sizes)
         began = time.process_time()

@@ -134,7 +134,7 @@ def test_a_run_for_scripts() -> None:
     assert (got["folder"], got["comparison"]) == ("here", "here/compare")
     assert [r["run"] for r in got["runs"]] == ["here/shared", "here/tuned", "here/personal", "here/alone"]
     for run in got["runs"]:
-        assert set(run["total"]) == {"down", "up", "paper_down", "paper_up", "flops"}
+        assert set(run["total"]) == {"down", "up", "paper_down", "paper_up", "flops", "forward"}
         assert 0 <= run["accuracy"] <= run["best"]["accuracy"] <= 1
         assert {"accuracy", "accuracy_by_sample", "bottom_decile", "worst", "spread", "loss"} <= set(run["before"])
     assert [g["name"] for g in got["gains"]] == ["tuned", "personal", "alone"]

@@ -1,5 +1,6 @@
 """Personal models as files: what is written predicts as the client does, and newcomers are welcome."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -61,7 +62,7 @@ def test_client_wise_weights_are_multiplied_in(tmp_path):
     assert not any(name.startswith("gate.linear") for name, _ in module.named_parameters())
 
 
-@pytest.mark.parametrize("name", ["fedem", "fedspa", "dadpfl", "fedmask"])
+@pytest.mark.parametrize("name", ["fedem", "fedspa", "dadpfl", "fedmask", "splitmix"])
 def test_modules_of_other_methods_predict_alike(name, tmp_path):
     _, device, fleet, client, mail = finished(tmp_path / "run", name)
     x, _ = fleet.test(0).at(torch.arange(5))
@@ -142,6 +143,42 @@ def test_what_a_newcomer_is_given_stays_as_it_is(name, tmp_path):
     field = "gate" if name == "pfedgate" else "mixture"
     assert not torch.equal(getattr(client, field), getattr(joined, field))
     assert torch.equal(getattr(client, field), getattr(value(done, device, k), field))  # as the run itself did
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("perfedmask", {"budget": 0.5}),
+        ("splitmix", {"bases": 2}),
+        ("perfedmask+splitmix", {"bases": 2, "budget": 0.5}),
+        ("perfedmask+heterofl", {"width": 0.5, "budget": 0.5}),
+        ("heterofl", {}),
+    ],
+)
+def test_newcomers_have_no_part_in_what_is_tuned_at_the_end(name, how, tmp_path):
+    """Neither in choosing the best round nor in the score; they adapt from what the server would send them."""
+    points = {"points": ["finished", "shared"]}
+    r = recipe(name, rounds=2, model=CNN, method=how, fleet={"per_round": 2, "hold_out": 0.34}, evaluate=points)
+    done = run(dataclasses.replace(r, results=dataclasses.replace(r.results, models=True)), tmp_path / "run")
+    new = newcomers(r)
+    assert not {row["client"] for row in done.rows("clients")} & set(new)
+    assert all(row["validation"]["clients"] == 4 for row in done.rounds)
+    assert done.summary["finished"]["clients"] == done.summary["shared"]["clients"] == 4
+    assert done.summary["newcomers"]["clients"] == 2
+    files = {int(f.stem[-5:]): load_file(f) for f in (done.path / "models").iterdir()}
+    assert files.keys() == set(range(6)) - set(new)
+    device, fleet = prepare(done.recipe)
+    k = new[0]
+    with arithmetic():
+        mail = inbox(done, device, k)
+        module = module_of(device, None, mail, fleet.local(k), k, new=True)
+        joined = device.method.join(k, device.ctx(0, "join", k))
+        raw = device.method.personal(joined, mail, fleet.local(k), device.ctx(1, "personal", 1, k))
+    x, _ = fleet.test(k).at(torch.arange(4))
+    before = device.task.logits(raw, x) if isinstance(raw, torch.Tensor) else raw(x)
+    assert not torch.allclose(module(x), before, atol=1e-3)  # it was tuned
+    if "splitmix" in name:
+        assert {key.split(".")[1] for key in files[min(files)]} == {"0", "1"}  # all bases of a tuned model
 
 
 def test_bad_shares_of_newcomers_are_refused():

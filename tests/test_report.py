@@ -42,13 +42,14 @@ def make(
     *,
     method: str = "fedavg",
     times: int = 1,
+    cost: Mapping[str, int] = COST,
     finish: bool = True,
     points: Sequence[str] = ("before",),
     target: float | None = None,
     recipe: Mapping[str, Any] | None = None,
     data: Mapping[str, Any] | None = None,
 ) -> Run:
-    """A run folder with the given scores by round, None where a round was not evaluated, at COST ``times`` over.
+    """A run folder with the given scores by round, None where a round was not evaluated, at the cost ``times`` over.
 
     Client 0 alone takes part, and bears the cost.
     """
@@ -59,7 +60,7 @@ def make(
     journals = {name: Journal(path / f"{name}.jsonl") for name in ("rounds", "clients")}
     rows: list[dict[str, Any]] = []
     for i, scores in enumerate(rounds, start=1):
-        spent = {name: value * times for name, value in COST.items()}
+        spent = {name: value * times for name, value in cost.items()}
         total = {name: value * i for name, value in spent.items()}
         row: dict[str, Any] = {"round": i, "participants": [0], "left_out": [], **spent, "total": total}
         told: dict[int, dict[str, Any]] = {0: dict(spent)}
@@ -114,6 +115,9 @@ def test_rows_are_the_numbers_worked_out_by_hand(runs: list[Run]) -> None:
         "paper_bytes": 2_600_000,
         "busiest_bytes": 1_000_000,  # what the server sends in each of two rounds
         "flops": 4_000_000_000,
+        "forward_flops": None,  # a run of before it was counted
+        "backward_flops": None,
+        "values_up": 100_000,  # 400,000 bytes in each round
         "sparsity": None,
         "round_length": None,
         "cost_seconds": pytest.approx(0.008125),  # 2e9 operations: 5 / 80e12 of a second each; 1 MB down: 8 / 1e9
@@ -140,6 +144,9 @@ def test_rows_are_the_numbers_worked_out_by_hand(runs: list[Run]) -> None:
         "paper_bytes": 5_200_000,
         "busiest_bytes": 2_000_000,
         "flops": 8_000_000_000,
+        "forward_flops": None,
+        "backward_flops": None,
+        "values_up": 200_000,
         "sparsity": None,
         "round_length": None,
         "cost_seconds": pytest.approx(0.01625),
@@ -164,6 +171,18 @@ def test_markdown(runs: list[Run]) -> None:
     )
 
 
+def test_both_directions_are_shown_where_gradients_were_spared(tmp_path: Path) -> None:
+    whole = make(tmp_path / "whole", FEDAVG, cost=COST | {"flops": 3 * 10**9, "forward": 10**9})
+    frozen = make(tmp_path / "frozen", FEDAVG, cost=COST | {"flops": 25 * 10**8, "forward": 10**9})
+    assert "forward" not in report.compare([whole]).markdown()
+    head, _, *rows = report.compare([whole, frozen]).markdown().splitlines()
+    assert head.endswith("| GFLOP | GFLOP forward | GFLOP backward | values up |")
+    assert [row.split("|")[-5:-1] for row in rows] == [
+        [" 6.00 ", " 2.00 ", " 4.00 ", " 100,000 "],
+        [" 5.00 ", " 2.00 ", " 3.00 ", " 100,000 "],
+    ]
+
+
 def test_time_and_energy_are_shown_for_a_device(runs: list[Run]) -> None:
     """2e9 operations at 1 TFLOPS without a correction are 0.002 s, and the server sends 1 MB at 8 Mbit/s in 1 s."""
     device = Device(tflops=1.0, correction=1.0, compute_watt=10.0, network_watt=2.0, gbit_per_s=0.008)
@@ -179,7 +198,7 @@ def test_csv_reads_back_to_the_raw_numbers(runs: list[Run]) -> None:
     for row, raw in zip(back, table.json(), strict=True):
         assert list(row) == list(raw)
         for key, value in raw.items():
-            missing = "" if key in ("shared_accuracy", "after_accuracy", "sparsity", "round_length") else "not reached"
+            missing = "not reached" if key.endswith("_to_target") else ""
             assert row[key] == (missing if value is None else str(value))
             if isinstance(value, float):
                 assert float(row[key]) == value

@@ -166,7 +166,7 @@ def test_a_run_tells_recipe_versions_and_seed(done: Run) -> None:
 
 def test_rounds_and_clients_add_up(done: Run) -> None:
     each = list(done.rows("clients"))
-    totals = dict.fromkeys(("down", "up", "paper_down", "paper_up", "flops"), 0)
+    totals = dict.fromkeys(("down", "up", "paper_down", "paper_up", "flops", "forward"), 0)
     for row in done.rounds:
         of_round = [c for c in each if c["round"] == row["round"]]
         for name in totals:
@@ -218,6 +218,7 @@ def test_bytes_and_operations_of_fedavg_by_hand(tmp_path: Path) -> None:
         assert row["down"] == len(encode(Message(theta=Values(theta))))
         assert row["up"] == len(encode(Message(theta=Values(theta), samples=samples)))
         assert row["paper_down"] == row["paper_up"] == 4 * parameters
+        assert row["forward"] == 2 * samples * forward
         assert row["flops"] == 2 * samples * 3 * forward  # epochs x samples x training x forward
 
 

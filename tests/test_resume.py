@@ -188,7 +188,19 @@ def test_killed_in_the_middle_of_writing_checkpoints(tmp_path):
     assert seen > 15
 
 
-GATED = ("pfedgate", "pfedme", "lgfedavg", "fedem", "fedrep", "fedmask", "heterofl", "perfedavg")
+GATED = (
+    "pfedgate",
+    "fedavg",
+    "fedavg_ft",
+    "ditto",
+    "pfedme",
+    "lgfedavg",
+    "fedem",
+    "fedrep",
+    "fedmask",
+    "heterofl",
+    "perfedavg",
+)
 MASKED = ("perfedmask", "perfedmask+splitmix")
 
 

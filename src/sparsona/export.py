@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sparsona.config import Recipe, changed, override, tables
 from sparsona.core.arithmetic import arithmetic
-from sparsona.core.portable import plain
+from sparsona.core.portable import Bases, plain
 from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData, Samples
 from sparsona.core.wire import decode
@@ -138,14 +138,18 @@ def module_of(device: Device, client: Any, inbox: Inbox, data: LocalData, k: int
     if new:
         joined = device.method.join(k, device.ctx(0, "join", k))
         client, model = device.adapted(joined, inbox, data, device.ctx(t, "adapt", k))
-        if isinstance(model, Tensor):
-            return plain(device.task, model)
+        if isinstance(model, (Tensor, Bases)):
+            return _module(device, model)
     ctx = device.ctx(t, "personal", t, k)
     if isinstance(device.method, Portable):
         return device.method.module(client, inbox, data, ctx)
     model = device.method.personal(client, inbox, data, ctx)
-    assert isinstance(model, Tensor), "models that are no vectors have a module"
-    return plain(device.task, model)
+    assert isinstance(model, (Tensor, Bases)), "models that are neither vectors nor made of them have a module"
+    return _module(device, model)
+
+
+def _module(device: Device, model: Tensor | Bases) -> nn.Module:
+    return model.module() if isinstance(model, Bases) else plain(device.task, model)
 
 
 def save_module(module: nn.Module, example: Tensor, to: Path, about: Told) -> Told:

@@ -146,7 +146,15 @@ class Telling(Protocol):
     """A method that has more to tell of a client than its scores."""
 
     def notes(self, client: Client, ctx: Ctx) -> dict[str, float]:
-        """Figures by name, after local training: for the records alone."""
+        """Figures by name, after local training: for the records alone; those named "what: bin" are a histogram."""
+
+
+@runtime_checkable
+class Learning(Protocol):
+    """A method whose clients keep something of their own that can be likened to that of others."""
+
+    def learnt(self, client: Client, k: int, ctx: Ctx) -> Vector:
+        """What client k has learnt since it joined, in the context of which this is: for figures alone."""
 
 
 @runtime_checkable
@@ -165,6 +173,7 @@ __all__ = [
     "Finishing",
     "Inbox",
     "Layout",
+    "Learning",
     "LocalData",
     "Mask",
     "Message",

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparsona import drawing
+from sparsona import drawing, gates
 from sparsona.config import tables
 from sparsona.costs import Cost, Device, busiest, per_round
 from sparsona.results import Run, RunError, write
@@ -45,6 +45,11 @@ _SOME = {  # shown where some run has them
     "sparsity": Column("final sparsity %", lambda r: "" if r["sparsity"] is None else percent(r["sparsity"])),
     "round_length": Column("round length", lambda r: "" if r["round_length"] is None else amount(r["round_length"])),
 }
+
+
+def _frozen(row: Row) -> bool:
+    """Whether a run spared gradients: else going backward costs twice as much as forward, which tells nothing new."""
+    return row["backward_flops"] is not None and row["backward_flops"] != 2 * row["forward_flops"]
 
 
 @dataclass(frozen=True)
@@ -85,10 +90,20 @@ class Comparison(Sheet):
             Column("MB paper", lambda r: amount(r["paper_bytes"] / 1e6)),
             Column("MB a round, busiest", lambda r: amount(r["busiest_bytes"] / 1e6)),
             Column(unit, lambda r: amount(r["flops"] / scale)),
+            *(_directions(scale, unit) if any(map(_frozen, self.rows)) else ()),
             *(column for key, column in _SOME.items() if any(row[key] is not None for row in self.rows)),
             *(_COSTS if self.costs else ()),
         ]
         return [Column("run", lambda r: str(r["name"]), words=True)], results, costs
+
+
+def _directions(scale: float, unit: str) -> Iterator[Column]:
+    def operations(key: str) -> Callable[[Row], str]:
+        return lambda r: "" if r[key] is None else amount(r[key] / scale)
+
+    yield Column(f"{unit} forward", operations("forward_flops"))
+    yield Column(f"{unit} backward", operations("backward_flops"))
+    yield Column("values up", lambda r: "" if r["values_up"] is None else f"{r['values_up']:,.0f}")
 
 
 def compare(
@@ -149,6 +164,7 @@ def run_row(run: Run, name: str, target: float | None) -> Row:
     total, score = summary["total"], summary[summary["point"]]
     rounds = run.rounds
     lengths = [row["clock"]["length"] for row in rounds if "clock" in row]
+    sent = sum(len(row["participants"]) for row in rounds)
     target = run.recipe.evaluate.target if target is None else target
     hit = None
     if target is not None:
@@ -174,6 +190,9 @@ def run_row(run: Run, name: str, target: float | None) -> Row:
         "paper_bytes": total["paper_down"] + total["paper_up"],
         "busiest_bytes": _reckoned(run, lambda: busiest(rounds, run.rows("clients"))),  # of a round, on average
         "flops": total["flops"],
+        "forward_flops": total.get("forward"),  # of older runs not known
+        "backward_flops": total["flops"] - total["forward"] if "forward" in total else None,
+        "values_up": total["paper_up"] / 4 / sent if sent else None,  # that a client sends in a round
         "sparsity": (rounds[-1].get("notes") or {}).get("sparsity"),
         "round_length": fmean(lengths) if lengths else None,  # in training times, with all waiting
     }
@@ -287,6 +306,8 @@ def run_figures(run: Run) -> list[Path]:
         files.append(_draw_run_clients(run, clients, points[run.point][-1][run.point], folder / "clients.png"))
     if files and (told := _told([run])):
         files.append(_draw_told([run], [run.recipe.name], told, folder / "told.png"))
+    if files and (drawn := gates.draw_histograms(run, folder / "histograms.png")):
+        files.append(drawn)
     return files
 
 
@@ -507,8 +528,9 @@ def _draw_cost(costs: Sequence[Cost], names: Sequence[str], device: Device, path
 
 
 def _told(runs: Sequence[Run]) -> list[str]:
-    """What the methods of some runs tell of their clients."""
-    return list(dict.fromkeys(name for run in runs for name in run.rounds[0].get("notes", {})))
+    """What the methods of some runs tell of their clients, but for histograms, which have a figure of their own."""
+    every = dict.fromkeys(name for run in runs for name in run.rounds[0].get("notes", {}))
+    return [name for name in every if gates.BIN not in name]
 
 
 def _draw_told(runs: Sequence[Run], names: Sequence[str], told: Sequence[str], path: Path) -> Path:

@@ -38,7 +38,7 @@ from sparsona.engines.rounds import Ballots, Engine, Round, peers, star
 from sparsona.engines.store import Checkpoint, Store
 from sparsona.engines.values import dumps, loads, split, types_of, without
 from sparsona.evaluate import metrics
-from sparsona.method import Finishing, Inbox, PeerMethod, Server, SharedModel, StarMethod
+from sparsona.method import Finishing, Inbox, Learning, PeerMethod, Server, SharedModel, StarMethod
 from sparsona.models import build as build_model
 from sparsona.models import example
 from sparsona.results import Journal, Run, RunError, summarise, write
@@ -351,7 +351,7 @@ class _Loop:
         assert isinstance(self.device.method, Finishing)
         theta = self.device.method.shared(server)
         message = Message(theta=Values(theta))
-        jobs = (Job("validate", t, k, None, {"server": message}) for k in range(self.clients))
+        jobs = (Job("validate", t, k, None, {"server": message}) for k in self.members)
         scores = {r.k: r.score for r in self.engine.map(jobs) if r.score}
         accuracy = metrics(scores).get("accuracy", 0.0)
         if self.best is None or accuracy > self.best[1] or not any(s.samples for s in scores.values()):
@@ -364,7 +364,7 @@ class _Loop:
         t, _, theta = self.best
         message = Message(theta=Values(theta))
         wants: Wants = ("model",) if model else ()
-        for k in range(self.clients):
+        for k in self.members:
             yield Job("finish", t, k, None, {"server": message}, wants)
 
     def _post(self, store: Store, t: int = -1, who: Iterable[int] | None = None) -> None:
@@ -418,7 +418,7 @@ class _Loop:
             "participants": sorted(done.costs),
             "left_out": sorted(done.left_out),
             **spent,
-            "total": {name: before[name] + spent[name] for name in _COSTS},
+            "total": {name: before.get(name, 0) + spent[name] for name in _COSTS},
         }
         if done.left_out:
             row["why_left_out"] = {str(k): why for k, why in sorted(done.left_out.items())}
@@ -476,10 +476,22 @@ class _Loop:
             from sparsona.report import run_figures  # drawing is slow to import, and workers never draw
 
             run_figures(self.folder)
+            self._liken(store, path / "figures")
         write(path / "summary.json", json.dumps(summary, indent=1) + "\n")
         store.close()
         _forget_state(path)
         return summary
+
+    def _liken(self, store: Store, folder: Path) -> None:
+        """Draw who has learnt alike."""
+        method = self.device.method
+        if isinstance(method, Learning):
+            from sparsona.gates import draw_tree
+
+            known = {k: loads(raw, types_of(method)) for k in self.members if (raw := store.client(k)) is not None}
+            learnt = {k: method.learnt(client, k, self.device.ctx(0, "join", k)) for k, client in known.items()}
+            folder.mkdir(exist_ok=True)
+            draw_tree(learnt, self.fleet.label_counts(), folder / "gates.png")
 
     def _adapt(self, server: Server) -> dict[int, Result]:
         """Let those who were held out join now."""
@@ -497,7 +509,14 @@ class _Loop:
         for result in self.engine.map(jobs):
             message: Message | None = result.message
             if message is not None:
-                tensors = self.device.task.layout.unflatten(message["model"].values)
+                layout = self.device.task.layout
+                rows = message["model"].values.view(-1, layout.dim)
+                several = len(rows) > 1  # then names are those that the exported module has
+                tensors = {
+                    f"models.{i}.{name}" if several else name: t
+                    for i, row in enumerate(rows)
+                    for name, t in layout.unflatten(row).items()
+                }
                 write(
                     path / f"client-{result.k:05d}.safetensors",
                     save({name: t.contiguous() for name, t in tensors.items()}),
@@ -518,7 +537,7 @@ def _clock(clock: dict[int, tuple[float, float]]) -> dict[str, float]:
     }
 
 
-_COSTS = ("down", "up", "paper_down", "paper_up", "flops")
+_COSTS = ("down", "up", "paper_down", "paper_up", "flops", "forward")
 
 
 def _client_rows(done: Round, scores: dict[str, dict[int, Score]]) -> Iterator[dict[str, Any]]:

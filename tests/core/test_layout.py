@@ -137,6 +137,16 @@ def test_select_and_spread(layout: Layout) -> None:
     assert layout.select("weight", "bias", "norm", "buffer").all()
 
 
+def test_runs_are_the_fewest_slices() -> None:
+    """Tensors of 6, 2, 4, 2 and 2 entries."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2), nn.Linear(2, 1, bias=False))
+    layout = Layout.of(model, torch.zeros(1, 3))
+    assert layout.runs([True] * 5) == [slice(0, 16)]
+    assert layout.runs([True, True, False, True, True]) == [slice(0, 8), slice(12, 16)]
+    assert layout.runs([False, True, False, True, False]) == [slice(6, 8), slice(12, 14)]
+    assert layout.runs([False] * 5) == []
+
+
 def test_errors() -> None:
     with pytest.raises(ValueError, match="ReLU has no trainable"):
         Layout.of(nn.ReLU(), torch.zeros(1, 2))

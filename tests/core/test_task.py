@@ -458,6 +458,24 @@ def test_frozen_tensors_cost_no_gradients():
     assert seen == []
 
 
+@pytest.mark.parametrize("pull_as", ["loss", "step"])
+def test_steps_on_what_moves_alone_equal_steps_on_all(pull_as):
+    """Two stretches apart, one of them moving in part: to the bit what comes out with the frozen ones gone through."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    task, theta0 = Task.of(model, torch.zeros(1, 6))
+    data = Samples(torch.randn(40, 6), torch.arange(40) % 3, torch.arange(40))
+    move = task.layout.spread([True, True, False, False, True, False])
+    move[:7] = False
+    how = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "pull": 0.5, "pull_as": pull_as}
+    how["anchor"] = torch.randn(len(theta0))
+    got = sgd(task, theta0, data.epochs(Rng(1), 2, 8), move=move, **how)
+    whole = sgd(task, theta0, data.epochs(Rng(1), 2, 8), move=move, clip=1e9, **how)
+    assert torch.equal(got, whole)
+    assert torch.equal(got[~move], theta0[~move])
+    assert (got[move] != theta0[move]).all()
+
+
 def test_nothing_moves_at_no_cost():
     torch.manual_seed(0)
     task, theta0 = Task.of(nn.Linear(4, 3), torch.zeros(1, 4))

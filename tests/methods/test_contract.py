@@ -156,14 +156,17 @@ def test_works_through_bytes_as_it_does_on_objects(name):
     assert encode(back) == encode(message)
 
 
-FALLS = {"fedmask": 0.98}  # its weights never change: pruning in the first round gains most
+STILL = {"fedmask": {"method": {"lr": 1e-9}}}  # the first round gains most: likened to pruning without learning
 
 
 def test_loss_falls(name):
     alike = {"data": {"sample_share": 1.0}, "fleet": {"per_round": 6}}
-    done, first = run(recipe(name, rounds=12, **alike)), run(recipe(name, rounds=1, **alike))
-    assert done["before"]["loss"] < FALLS.get(name, 0.7) * first["before"]["loss"]
+    done = run(recipe(name, rounds=12, **alike))
+    first = run(recipe(name, rounds=1, **alike, **STILL.get(name, {})))
+    assert done["before"]["loss"] < 0.7 * first["before"]["loss"]
     assert done["before"]["accuracy"] > 0.7
+    if name in STILL:
+        assert first["before"]["accuracy"] < 0.3
 
 
 def test_survives_a_client_with_one_sample(name):

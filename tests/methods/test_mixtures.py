@@ -6,13 +6,14 @@ import torch
 from small import recipe
 from sparsona.checks.measure import layout_of
 from sparsona.config import RecipeError
+from sparsona.core.portable import Bases
 from sparsona.core.rng import Rng
 from sparsona.core.wire import Bits, Message, Values, WireError
 from sparsona.engines.local import Local
 from sparsona.engines.rounds import star
 from sparsona.engines.store import Store
 from sparsona.methods.heterofl import leading
-from sparsona.methods.splitmix import SplitMix, first_bases, mixed, rotation
+from sparsona.methods.splitmix import SplitMix, first_bases, rotation
 from sparsona.runner import prepare, run
 
 DEEP = {"model": {"name": "digits-deep"}}
@@ -60,7 +61,7 @@ def test_the_mixture_is_the_mean_of_logits():
     x, _ = fleet.local(0).train.at(torch.arange(4))
     rows = first_bases(2, device.ctx(0, "start"))
     both = [device.task.logits(row, x) for row in rows]
-    torch.testing.assert_close(mixed(device.task, rows)(x), (both[0] + both[1]) / 2)
+    torch.testing.assert_close(Bases(device.task, rows)(x), (both[0] + both[1]) / 2)
 
 
 def test_each_base_is_averaged_over_its_trainers():

@@ -7,13 +7,16 @@ import pytest
 import torch
 
 from small import recipe
-from sparsona.config import RecipeError
+from sparsona.config import RecipeError, load
+from sparsona.core.rng import Rng
 from sparsona.core.task import Task
 from sparsona.core.wire import Bits, Message, Values, WireError
 from sparsona.methods.fedavg import FedAvg
 from sparsona.methods.fedbabu import FedBABU
 from sparsona.methods.fednova import FedNova, reach
+from sparsona.methods.heterofl import leading
 from sparsona.methods.perfedmask import PerFedMask, Server
+from sparsona.report import compare
 from sparsona.runner import prepare, resume, run
 
 SAME = ("rounds.jsonl", "clients.jsonl")
@@ -135,6 +138,20 @@ def test_without_a_frozen_head_it_is_one_more_layer():
     assert method.moving(layout, server.layers[0]).all()
 
 
+def test_of_equal_layers_the_upper_is_trained():
+    """Layers of 16, 16 and 40, and a weak budget of 16, for which the last is too large.
+
+    Both weak devices take the same layer, at 1/4 each; on one each they would be at 1/3. Either layer is as good, and
+    by the optimiser it is the upper one, whose steps cost less.
+    """
+    model = torch.nn.Sequential(*(torch.nn.Linear(i, o, bias=False) for i, o in ((4, 4), (4, 4), (4, 10), (10, 2))))
+    task, _ = Task.of(model, torch.zeros(1, 4))
+    for solver, weak in (("optimised", [False, True, False]), ("sequential", [True, False, False])):
+        found = PerFedMask(budget=0.23, solver=solver).design(4, task.layout, Rng(1))
+        assert found.problem.budgets == (16, 16, 72, 72)
+        assert found.masks.tolist() == [weak, weak, [True] * 3, [True] * 3]
+
+
 def test_the_best_round_is_kept_and_tuned(tmp_path):
     run(small(rounds=4), tmp_path / "a")
     rows = [json.loads(line) for line in (tmp_path / "a" / "rounds.jsonl").read_text().splitlines()]
@@ -193,6 +210,51 @@ def test_a_missing_solver_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "cvxpy", None)
     with pytest.raises(RecipeError, match=r"pip install 'sparsona\[sca\]'"):
         run(small(method={"solver": "sca", "draws": 3, "budget": 0.31}))
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        # 21,626 parameters, 330 of them the head's; at half the width 6,594, 170 of them the head's
+        (
+            "main",
+            {
+                "fedavg": 21_626,
+                "fedprox": 21_626,
+                "fednova": 21_626,
+                "fedbabu": 21_296,
+                "heterofl": (21_626 + 6_594) / 2,
+                "splitmix": 1.5 * 6_594,
+            },
+        ),
+        ("combined", {}),
+    ],
+)
+def test_tables_of_small_recipes_tell_all_that_the_papers_do(name, values, tmp_path):
+    """Accuracy before and after tuning, trained values, and operations forward and backward, for every variant."""
+    few = ["rounds=1", "method.epochs=1", "results.figures=false"]
+    runs = [run(r, tmp_path / v) for v, r in load(f"perfedmask/small/{name}", few).items()]
+    rows = {row["name"]: row for row in compare(runs).json()}
+    for row in rows.values():
+        assert 0 < row["accuracy"] < 1
+        assert 0 < row["shared_accuracy"] < 1
+        assert 0 < row["values_up"] <= 21_626
+        whole = row["name"] in ("fedavg", "fedprox", "fednova", "heterofl", "splitmix")
+        assert (row["backward_flops"] == 2 * row["forward_flops"]) is whole
+        assert row["backward_flops"] > row["forward_flops"] / 2
+    assert {v: rows[v]["values_up"] for v in values} == values
+    assert len(rows) == (7 if values else 6)
+    half = {"perfedmask": 21_296, "perfedmask-heterofl": 21_296, "perfedmask-splitmix": 2 * 6_424}
+    weak = {"perfedmask": 6_388, "perfedmask-heterofl": 1_927, "perfedmask-splitmix": 1_927}  # 0.3 of the body
+    for v in half.keys() & rows.keys():
+        assert half[v] / 2 < rows[v]["values_up"] <= (half[v] + weak[v]) / 2
+
+
+def test_heterofl_is_tuned_at_the_end_as_a_whole():
+    device, fleet = prepare(recipe("heterofl", model={"name": "digits-cnn"}))
+    tuned = device.method.finish(device.theta0, fleet.local(0), device.ctx(2, "finish", 0))
+    beyond = ~leading(device.task.layout, 0.5)  # what a client of half the weights does not hold
+    assert (tuned != device.theta0)[beyond].float().mean() > 0.5
 
 
 def test_finishing_needs_a_method_that_does():

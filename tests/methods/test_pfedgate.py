@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from small import recipe
-from sparsona.config import RecipeError
+from sparsona.config import RecipeError, load
 from sparsona.core.blocks import cut, flat
 from sparsona.core.samples import LocalData
 from sparsona.core.wire import Bits, Message, Values, WireError
@@ -39,7 +39,11 @@ def test_kept_and_sent(split, keep):
     assert 0.1 < new.kept <= keep
     assert new.kept <= new.sent <= 1
     assert len(message["theta"].values) == round(new.sent * device.task.layout.params)
-    assert method.notes(new, device.ctx(0, "x")) == {"sparsity": 1 - new.kept, "sent": new.sent}
+    notes = method.notes(new, device.ctx(0, "x"))
+    assert (notes.pop("sparsity"), notes.pop("sent")) == (1 - new.kept, new.sent)
+    assert len(notes) == 11
+    assert sum(notes.values()) == pytest.approx(1)
+    assert notes["gate weights: dropped"] > 0
 
 
 def test_an_update_is_where_blocks_were_kept():
@@ -168,6 +172,17 @@ def test_a_batch_of_one_is_not_trained_on_but_predicted():
     assert model(data.train.at(torch.tensor([0]))[0]).shape == (1, 10)
 
 
+def test_the_gate_of_a_newcomer_learns_as_fast_as_all_gates_began():
+    """However far the learning rate of the others has fallen, and here it has fallen to a millionth."""
+    gates = []
+    for how in ({"lr_schedule": "exponential", "lr_decay": 1e-3}, {}):
+        device, fleet, method, client, inbox = scene(**how)
+        new, _ = method.welcome(client, inbox, fleet.local(0), 2, device.ctx(device.rounds - 1, "adapt", 0))
+        gates.append(new.gate)
+    assert torch.equal(*gates)
+    assert (gates[0] - client.gate).abs().max() > 0.01
+
+
 def test_prediction_does_not_move_anything():
     *_, new, _, model = trained()
     x = torch.rand(5, 1, 8, 8)
@@ -243,3 +258,25 @@ def test_a_splitter_of_ones_own():
     assert len(device.method.gated(0.5, device.ctx(0, "x")).blocks) == 8
     layout = device.task.layout.trained
     assert cut(flat, layout, 5, 0.2) is cut(flat, layout, 5, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("model", "keep", "classes"),
+    [("digits-lenet", 0.5, 10), ("digits-lenet", 0.3, 10), ("digits-cnn", 0.5, 4), ("digits-cnn", 0.3, 2)],
+)
+def test_classes_that_a_budget_leaves(model, keep, classes):
+    """Beside a hidden layer the head is kept whole, whatever the gate says; alone it loses its classes two by two."""
+    device, _ = prepare(recipe("pfedgate", model={"name": model}, method={"keep": keep}))
+    gated = device.method.gated(keep, device.ctx(0, "x"))
+    for seed in range(5):
+        chosen = gated.choose(torch.rand(len(gated.blocks), generator=torch.Generator().manual_seed(seed)))
+        rows = gated.blocks.layout.unflatten(gated.blocks.spread(chosen))["head.weight"]
+        assert int(rows.all(1).sum()) == int(rows.any(1).sum()) == classes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", [0.5, 0.3])
+def test_newcomers_of_the_small_recipe_do_nearly_as_well_as_members(keep):
+    done = run(load("pfedgate/small/newcomers")[f"pfedgate, s = {keep}"])
+    assert done["before"]["accuracy"] > 0.9
+    assert done["newcomers"]["accuracy"] > 0.8

@@ -36,6 +36,7 @@ PRINTED = [
     ("lenet", 10, 44_426, None),
     ("cnn", 10, 582_026, None),
     ("digits-cnn", 10, 6_090, None),
+    ("digits-lenet", 10, 16_914, None),
     ("digits-mlp", 10, 4_810, None),
     ("digits-deep", 10, 21_626, None),
 ]

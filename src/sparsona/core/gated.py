@@ -4,16 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sparsona.core.adapted import adapted
-from sparsona.core.blocks import Blocks
-from sparsona.core.gate import sparse_weights
+from sparsona.core.blocks import SPLITTERS, Blocks, cut
+from sparsona.core.fields import Count
+from sparsona.core.gate import gate_task, sparse_weights
+from sparsona.core.imports import imported
+from sparsona.core.knapsack import SELECTORS, select
 from sparsona.core.layout import Mask, Vector
-from sparsona.core.samples import Batch
+from sparsona.core.samples import Batch, LocalData
 from sparsona.core.task import Task, loss
+from sparsona.core.training import Ctx, Training
+
+LEVELS = ("dropped", "below 0.1", *(f"0.{i} to 0.{i + 1}" for i in range(1, 9)), "above 0.9")
+
+
+def levels(weights: Tensor, chosen: Mask) -> Tensor:
+    """The share of blocks that are dropped, and of kept ones by their weight [11], in the order of LEVELS."""
+    edges = torch.arange(1, 10, device=weights.device) / 10
+    kept = torch.bucketize(weights.detach()[chosen], edges, right=True) + 1  # 0.1 is not below 0.1
+    return torch.bincount(torch.cat([kept, kept.new_zeros(int((~chosen).sum()))]), minlength=11) / len(chosen)
 
 
 @dataclass(frozen=True)
@@ -44,8 +59,8 @@ class Gated:
             return weights, chosen  # nothing is dropped: the model is only scaled
         return sparse_weights(importance, weights, chosen, kept_only=self.kept_only), chosen
 
-    def gradients(self, batch: Batch) -> tuple[Vector, Vector, Mask]:
-        """Of the loss at what is loaded, for model and gate by one backward pass; and the blocks kept."""
+    def gradients(self, batch: Batch) -> tuple[Vector, Vector, Mask, Tensor]:
+        """Of the loss at what is loaded, for model and gate by one backward pass; the blocks kept and all weights."""
         x, y = batch
         weights, chosen = self.weights(x)
         run = adapted(self.task, self.blocks)(x, weights, chosen)
@@ -54,7 +69,7 @@ class Gated:
         pairs = zip(self.gate.weights, found[len(run.leaves) :], strict=True)
         of_gate = self.gate.gather([torch.zeros_like(w) if g is None else g for w, g in pairs])
         self._charge(len(y), chosen)
-        return run.gather(found[: len(run.leaves)]), of_gate, chosen
+        return run.gather(found[: len(run.leaves)]), of_gate, chosen, weights.detach()
 
     def logits(self, theta: Vector, phi: Vector, x: Tensor) -> Tensor:
         """Outputs for a batch, in evaluation mode: importance and weights are means over this batch."""
@@ -73,4 +88,43 @@ class Gated:
         """Count the kept weights of the model, and the gate."""
         kept = self.blocks.counts[chosen].sum(0).tolist()
         read = samples if self.seen is None else 1
-        self.task.flops += 3 * (samples * self.blocks.layout.flops_of(kept) + read * self.gate.layout.flops())
+        forward = samples * self.blocks.layout.flops_of(kept) + read * self.gate.layout.flops()
+        self.task.flops += 3 * forward
+        self.task.forward += forward
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gating(Training):
+    """How a model is cut into blocks and what gates over them are like; a method inherits these fields."""
+
+    blocks: Count = 5  # B, blocks per tensor (rows: per layer), at most one per entry
+    split: str = "flat"  # flat, even, rows, channels, or a splitter of your own as package.module:function
+    selector: str = "greedy_value"  # greedy_value, greedy_ratio, exact, or your own as package.module:function
+    budget: Literal["reference", "exact", "layers"] = "reference"  # as the paper's code, all that is left, or per layer
+    adapt: Literal["batch", "client"] = "batch"  # the gate sees each batch, or the mean of all training inputs
+    pre_norm: bool = True  # switchable normalisation of the gate's inputs
+    post_norm: bool = True  # batch normalisation of its outputs
+    sigmoid: bool = True  # bounds its outputs
+    shared_branch: bool = False  # one branch for G and M
+    st_kept_only: bool = False  # gradients of G for kept blocks only
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optimiser != "sgd":
+            raise ValueError(f'optimiser = "{self.optimiser}": model and gate are trained by "sgd" alone')
+        imported("split", self.split, SPLITTERS)
+        imported("selector", self.selector, SELECTORS)
+
+    def least(self, keep: float) -> float:
+        """s_min, the share of first blocks."""
+        return min(max(1 / self.blocks, 0.1), keep)
+
+    def gated(self, keep: float, ctx: Ctx, data: LocalData | None = None) -> Gated:
+        """The model under a gate of this budget."""
+        least = self.least(keep)
+        blocks = cut(imported("split", self.split, SPLITTERS), ctx.layout.trained, self.blocks, least)
+        selector = imported("selector", self.selector, SELECTORS)
+        gate = gate_task(ctx.task.shape, len(blocks), self.pre_norm, self.post_norm, self.sigmoid, self.shared_branch)
+        seen = None if data is None or self.adapt == "batch" else data.train.mean()
+        choose = partial(select, blocks=blocks, keep=keep, least=least, selector=selector, budget=self.budget)
+        return Gated(ctx.task, gate, blocks, least, choose, self.st_kept_only, seen)

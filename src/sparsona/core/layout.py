@@ -123,7 +123,21 @@ class Layout:
 
     def spread(self, flags: list[bool]) -> Mask:
         """One flag per tensor, as a mask over coordinates."""
-        return torch.repeat_interleave(torch.tensor(flags), torch.tensor(self.sizes))
+        out = torch.zeros(self.dim, dtype=torch.bool)
+        for part, flag in zip(self.split(out), flags, strict=True):  # many times as fast as repeating flags
+            if flag:
+                part.fill_(True)
+        return out
+
+    def runs(self, flags: Sequence[bool]) -> list[slice]:
+        """One flag per tensor, as the fewest slices of the vector that hold those flagged and no others."""
+        out: list[slice] = []
+        for s, flag in zip(self.slots, flags, strict=True):
+            if flag and out and out[-1].stop == s.offset:
+                out[-1] = slice(out[-1].start, s.where.stop)
+            elif flag:
+                out.append(s.where)
+        return out
 
     def counts(self, mask: Mask) -> list[int]:
         """Number of ones of the mask in each tensor."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,34 @@ def plain(task: Task, theta: Vector) -> nn.Module:
     model = copy.deepcopy(task.model).eval()
     model.load_state_dict({name: t.contiguous() for name, t in task.layout.unflatten(theta).items()}, strict=False)
     return model
+
+
+@dataclass(frozen=True)
+class Bases:
+    """Models of one task side by side, who predict by the mean of their logits."""
+
+    task: Task
+    rows: Tensor  # [n, d]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Outputs for a batch, in evaluation mode."""
+        return torch.stack([self.task.logits(row, x) for row in self.rows]).mean(0)
+
+    def module(self) -> nn.Module:
+        """The same as a module of its own."""
+        return Together([plain(self.task, row) for row in self.rows])
+
+
+class Together(nn.Module):
+    """Models whose logits are averaged."""
+
+    def __init__(self, models: list[nn.Module]) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of a batch."""
+        return torch.stack([model(x) for model in self.models]).mean(0)
 
 
 class Mixture(nn.Module):

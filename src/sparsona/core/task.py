@@ -20,7 +20,7 @@ class Task:
     """A model whose parameters are views of one vector: it gives logits, losses and gradients at any vector.
 
     It also counts: ``flops`` is what was spent on training so far, by the papers' convention (2 per multiply-add on
-    non-zero weights, training is three times the forward pass).
+    non-zero weights, training is three times the forward pass), and ``forward`` the part of it that went forward.
     """
 
     def __init__(self, model: nn.Module, layout: Layout, shape: tuple[int, ...] = ()) -> None:
@@ -28,6 +28,7 @@ class Task:
         self.layout = layout
         self.shape = shape  # of one input, if known
         self.flops = 0
+        self.forward = 0
         self.flat = torch.zeros(layout.dim)
         self.grads = torch.zeros(layout.params)
         self.weights, self._buffers = _bind(model, layout, self.flat)
@@ -61,6 +62,7 @@ class Task:
     def charge(self, samples: int) -> None:
         """Count a dense gradient over so many samples."""
         self.flops += 3 * samples * self.layout.flops()
+        self.forward += samples * self.layout.flops()
 
     def load(self, theta: Vector) -> None:
         """Put a vector into the model."""
@@ -233,14 +235,17 @@ def sgd(
     w = task.flat[:n]
     buffers = task.flat[n:].clone() if move is not None and len(task.flat) > n else None
     goal = None if anchor is None or pull == 0 else anchor[:n] if support is None else (anchor * support)[:n]
-    velocity = torch.zeros(n) if momentum else None
-    plain = gate is None and goal is None and clip is None and not weight_decay and velocity is None and adam is None
+    plain = gate is None and goal is None and clip is None and not weight_decay and not momentum and adam is None
     if adam is not None:
         adam.start(n, gate)
     still = _still(task.layout, move) if clip is None or clip_of == "masked" else []
     if still and all(still):  # nothing to learn, but for running statistics, which do not move without their layers
         return task.flat.clone()
-    cost = task.layout.training_flops(mask, still) * (2 if sam else 1)
+    # steps touch nothing but runs of tensors that move
+    runs = task.layout.trained.runs([not stays for stays in still]) if any(still) and adam is None else [slice(0, n)]
+    parts = [_Part.of(run, w, task.grads, gate, goal, momentum) for run in runs]
+    passes = 2 if sam else 1
+    cost, forward = task.layout.training_flops(mask, still) * passes, task.layout.flops(mask) * passes
     task.model.train()
     quiet = task.frozen(still) if any(still) else nullcontext()
     with quiet, batches.rng("layers").everywhere():  # dropout and the like draw from the global generator
@@ -249,32 +254,52 @@ def sgd(
             if sam:
                 gradients = _uphill(task, batch, gradients, sam, gate)
             task.flops += cost * len(batch[1])
+            task.forward += forward * len(batch[1])
             if plain:  # the same sums without a pass through the flat gradient
                 with torch.no_grad():
                     torch._foreach_sub_(task.weights, gradients, alpha=lr)
                 continue
             g = task.gather(gradients)
-            if goal is not None and pull_as == "loss":
-                g.add_(w, alpha=pull).sub_(goal, alpha=pull)
-            if gate is not None and clip_of == "masked":
-                g.mul_(gate)
+            for p in parts:
+                if p.goal is not None and pull_as == "loss":
+                    p.g.add_(p.w, alpha=pull).sub_(p.goal, alpha=pull)
+                if p.gate is not None and clip_of == "masked":
+                    p.g.mul_(p.gate)
             if clip is not None:
                 g.mul_((clip / (g.norm() + 1e-6)).clamp(max=1.0))
-            if weight_decay:
-                g.add_(w, alpha=weight_decay)
-            if gate is not None:
-                g.mul_(gate)
-            if adam is not None:
-                adam.step(w, g, lr)
-            else:
-                w.sub_(g if velocity is None else velocity.mul_(momentum).add_(g), alpha=lr)
-            if goal is not None and pull_as == "step":
-                away = w - goal if gate is None else (w - goal).mul_(gate)
-                w.sub_(away, alpha=lr * pull)
+            for p in parts:
+                if weight_decay:
+                    p.g.add_(p.w, alpha=weight_decay)
+                if p.gate is not None:
+                    p.g.mul_(p.gate)
+                if adam is not None:
+                    adam.step(p.w, p.g, lr)
+                else:
+                    p.w.sub_(p.g if p.velocity is None else p.velocity.mul_(momentum).add_(p.g), alpha=lr)
+                if p.goal is not None and pull_as == "step":
+                    away = p.w - p.goal if p.gate is None else (p.w - p.goal).mul_(p.gate)
+                    p.w.sub_(away, alpha=lr * pull)
     task.settle()
     if buffers is not None and move is not None:
         task.flat[n:] = torch.where(move[n:], task.flat[n:], buffers)
     return task.flat.clone()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A stretch of the vector that steps are made on, each field a view of that stretch."""
+
+    w: Tensor
+    g: Tensor
+    gate: Tensor | None  # None: all of it moves
+    goal: Tensor | None
+    velocity: Tensor | None
+
+    @staticmethod
+    def of(at: slice, w: Tensor, g: Tensor, gate: Tensor | None, goal: Tensor | None, momentum: float) -> _Part:
+        open_ = None if gate is None or bool(gate[at].all()) else gate[at]
+        velocity = torch.zeros_like(w[at]) if momentum else None
+        return _Part(w[at], g[at], open_, None if goal is None else goal[at], velocity)
 
 
 def _uphill(task: Task, batch: Batch, gradients: list[Tensor], far: float, gate: Tensor | None) -> list[Tensor]:

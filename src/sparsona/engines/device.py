@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsona.core.layout import Vector
+from sparsona.core.portable import Bases
 from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData, Samples
 from sparsona.core.task import Task, correct, loss
@@ -110,6 +111,7 @@ class Result:
     notes: dict[str, float] | None = None
     score: Score | None = None
     flops: int = 0
+    forward: int = 0  # the part of them that went forward
     finite: bool = True  # whether the model that training ended with is free of NaN and Inf
     seconds: float = 0.0  # for the timing log alone: never in results, which repeat to the bit
     absent: Absent | None = None  # on a real fleet: there is no answer, and this is why
@@ -135,7 +137,7 @@ class Device:
 
     def handle(self, job: Job) -> Result:
         """Do a job."""
-        began, flops = time.perf_counter(), self.task.flops
+        began, flops, forward = time.perf_counter(), self.task.flops, self.task.forward
         k, t = job.k, job.t
         if job.kind in ("shared", "validate", "finish"):
             client = None
@@ -156,18 +158,17 @@ class Device:
                     vote=self.method.vote(client) if isinstance(self.method, Voter) else None,
                     notes=self.method.notes(client, ctx) if isinstance(self.method, Telling) else None,
                     flops=self.task.flops - flops,
+                    forward=self.task.forward - forward,
                     score=self.score(model, k) if "score" in job.wants else None,
                     finite=finite,
                 )
             case "evaluate":
                 model = self.method.personal(client, inbox, self.local(k), self.ctx(t, "personal", t, k))
-                if "model" in job.wants and isinstance(model, Tensor):
-                    message = Message(model=Values(model))
+                message = _written(model) if "model" in job.wants else None
                 result = Result(k, score=self.score(model, k))
             case "adapt":
                 client, model = self.adapted(client, inbox, self.local(k), self.ctx(t, "adapt", k))
-                if "model" in job.wants and isinstance(model, Tensor):
-                    message = Message(model=Values(model))
+                message = _written(model) if "model" in job.wants else None
                 result = Result(k, _kept(client), score=self.score(model, k))
             case "shared":
                 result = Result(k, score=self.score(self.shared(inbox, t), k))
@@ -178,8 +179,7 @@ class Device:
                 assert isinstance(self.method, Finishing)
                 ctx = self.ctx(t, "finish", k)
                 model = self.method.finish(inbox["server"]["theta"].values, self.local(k), ctx)
-                if "model" in job.wants and isinstance(model, Tensor):
-                    message = Message(model=Values(model))
+                message = _written(model) if "model" in job.wants else None
                 result = Result(k, score=self.score(model, k))
             case "post":
                 assert isinstance(self.method, PeerMethod)
@@ -203,8 +203,12 @@ class Device:
             return self.method.welcome(client, inbox, data, self.adapt_epochs, ctx)
         model = self.method.personal(client, inbox, data, ctx)
         assert isinstance(self.method, Training)
-        assert isinstance(model, Tensor), "models that are no vectors have their own way to adapt"
-        return client, train(self.method, model, data.train, ctx, purpose="adapt", epochs=self.adapt_epochs)
+        rows = model.rows if isinstance(model, Bases) else [model]
+        tuned = []
+        for row in rows:
+            assert isinstance(row, Tensor), "models that are not made of vectors have their own way to adapt"
+            tuned.append(train(self.method, row, data.train, ctx, purpose="adapt", epochs=self.adapt_epochs))
+        return client, Bases(self.task, torch.stack(tuned)) if isinstance(model, Bases) else tuned[0]
 
     def score(self, model: Model, k: int, samples: Samples | None = None) -> Score:
         """The model on client k's test samples, or on others."""
@@ -215,6 +219,13 @@ class Device:
             total += float(loss(logits, y, reduction="sum"))
             n += len(y)
         return Score(right, n, total)
+
+
+def _written(model: Model) -> Message | None:
+    """A model as one or several vectors, if it is made of such."""
+    if isinstance(model, Bases):
+        return Message(model=Values(model.rows.flatten()))
+    return Message(model=Values(model)) if isinstance(model, Tensor) else None
 
 
 def _mapped(path: Path) -> memoryview:

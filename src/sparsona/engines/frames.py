@@ -127,6 +127,7 @@ def result_parts(result: Result) -> tuple[dict[str, Any], list[bytes]]:
     head = {
         "k": result.k,
         "flops": result.flops,
+        "forward": result.forward,
         "finite": result.finite,
         "seconds": result.seconds,
         "score": None if result.score is None else asdict(result.score),
@@ -178,6 +179,7 @@ def read_result(head: dict[str, Any], blobs: Sequence[memoryview]) -> Result:
         head["notes"],
         None if head["score"] is None else Score(**head["score"]),
         head["flops"],
+        head["forward"],
         head["finite"],
         head["seconds"],
     )

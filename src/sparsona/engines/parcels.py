@@ -83,9 +83,11 @@ def read_job(head: dict[str, Any], blobs: Sequence[memoryview]) -> Job:
 
 def read_result(head: dict[str, Any], blobs: Sequence[memoryview], most: int = MOST) -> Result:
     """A result that came from a device, every field checked: a device may say anything."""
-    k, flops, finite, seconds = (head.get(key) for key in ("k", "flops", "finite", "seconds"))
-    if not _count(k) or not _count(flops) or not isinstance(finite, bool) or not _number(seconds) or seconds < 0:
-        raise ParcelError(f"client {k!r}, flops {flops!r}, finite {finite!r}, seconds {seconds!r} cannot be")
+    k, flops, forward, finite, seconds = (head.get(key) for key in ("k", "flops", "forward", "finite", "seconds"))
+    if not all(map(_count, (k, flops, forward))) or forward > flops:
+        raise ParcelError(f"client {k!r}, flops {flops!r}, forward {forward!r} cannot be")
+    if not isinstance(finite, bool) or not _number(seconds) or seconds < 0:
+        raise ParcelError(f"finite {finite!r}, seconds {seconds!r} cannot be")
     score, vote, notes = head.get("score"), head.get("vote"), head.get("notes")
     if not (vote is None or isinstance(vote, bool)):
         raise ParcelError(f"vote = {vote!r}: must be true or false")
@@ -103,7 +105,7 @@ def read_result(head: dict[str, Any], blobs: Sequence[memoryview], most: int = M
     except WireError as error:
         raise ParcelError(str(error)) from error
     letter = None if sent is None else Sent(bytes(blobs[0]), min(sent, len(blobs[0])))
-    return Result(k, None, message, letter, vote, notes, _score(score), flops, finite, float(seconds))
+    return Result(k, None, message, letter, vote, notes, _score(score), flops, forward, finite, float(seconds))
 
 
 def _score(score: Any) -> Score | None:

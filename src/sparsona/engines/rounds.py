@@ -37,6 +37,7 @@ class Cost:
     paper_down: int = 0
     paper_up: int = 0
     flops: int = 0
+    forward: int = 0  # the part of them that went forward
 
     def receives(self, nbytes: int, value_nbytes: int) -> None:
         """Count a message to the client."""
@@ -164,6 +165,7 @@ def _there(result: Result, done: Round) -> bool:
 def _sound(result: Result, done: Round) -> bool:
     """Count what an answer cost; one with NaN or Inf is left out, and its client stays as it was."""
     done.costs[result.k].flops += result.flops
+    done.costs[result.k].forward += result.forward
     done.seconds += result.seconds
     if not (result.finite and (result.message is None or result.message.finite())):
         done.left_out[result.k] = "NaN or Inf"

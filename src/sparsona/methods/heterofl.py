@@ -11,6 +11,7 @@ import torch
 from sparsona.core import budgets
 from sparsona.core.aggregate import OverlapMean
 from sparsona.core.budgets import Shares
+from sparsona.core.fields import Natural
 from sparsona.core.training import Ctx, Training, train
 from sparsona.core.wire import Message, Values
 from sparsona.method import Inbox, Layout, LocalData, Mask, Vector
@@ -49,6 +50,7 @@ def leading(layout: Layout, keep: float) -> Mask:
 class HeteroFL(Training):
     """One model in several widths; each weight is averaged over those who have it."""
 
+    finish_epochs: Natural = 5  # passes over the whole model at the end, if evaluate.points asks for "finished"
     keep: Shares = 0.5  # weights kept: a number, one per client, {low, high}, or {values, weights}
 
     def mask(self, k: int, ctx: Ctx) -> Mask:
@@ -83,6 +85,9 @@ class HeteroFL(Training):
     def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
         theta: Vector = inbox["server"]["theta"].at(leading(ctx.layout, client.keep))
         return theta
+
+    def finish(self, theta: Vector, data: LocalData, ctx: Ctx) -> Vector:
+        return train(self, theta, data.train, ctx, purpose="finish", epochs=self.finish_epochs)
 
     def notes(self, client: Client, ctx: Ctx) -> dict[str, float]:
         return {"sparsity": 1 - float(leading(ctx.layout, client.keep).float().mean())}

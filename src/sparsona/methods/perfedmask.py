@@ -70,7 +70,8 @@ class PerFedMask(FedBABU):
                 stacklevel=2,
             )
         found = _designed(problem, self.solver, self.draws, common("layer masks"))
-        return replace(found, masks=lightened(problem, found.masks, self.spare)) if self.spare else found
+        cheap = self.spare > 0 or self.solver == "optimised"  # of equally good masks those whose steps cost least
+        return replace(found, masks=lightened(problem, found.masks, self.spare)) if cheap else found
 
     def weak_of(self, fleet: int) -> int:
         """How many of a fleet are weak: the first ones."""

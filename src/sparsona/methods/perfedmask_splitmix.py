@@ -15,11 +15,12 @@ from torch import Tensor
 
 from sparsona.core.aggregate import OverlapMean
 from sparsona.core.fields import Count
+from sparsona.core.portable import Bases
 from sparsona.core.training import Ctx, train
 from sparsona.core.wire import Bits, Message, Values
 from sparsona.method import Inbox, LocalData, Mask, Vector
 from sparsona.methods.perfedmask import Answer, PerFedMask, Server
-from sparsona.methods.splitmix import Mixture, few, first_bases, mixed, rotation, told
+from sparsona.methods.splitmix import few, first_bases, rotation, told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +56,10 @@ class PerFedMaskSplitMix(PerFedMask):
         rows[:, body] = inbox["server"].floats("theta", int(chosen.sum() * body.sum())).view(len(rows), -1)
         return rows
 
-    def local(self, client: None, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[None, Message, Mixture]:  # type: ignore[override]
+    def local(self, client: None, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[None, Message, Bases]:  # type: ignore[override]
         how, move = self.paced(inbox), self.moving(ctx.layout, inbox["server"].part("layers", Bits).mask)
         rows = torch.stack([train(how, base, data.train, ctx, move=move) for base in self.received(inbox, ctx)])
-        return None, Message(theta=Values(rows[:, move].flatten()), samples=len(data)), mixed(ctx.task, rows)
+        return None, Message(theta=Values(rows[:, move].flatten()), samples=len(data)), Bases(ctx.task, rows)
 
     def read(self, server: Server, k: int, message: Message, ctx: Ctx) -> Answer:  # type: ignore[override]
         move = self.moving(ctx.layout, server.layers[k])
@@ -71,13 +72,13 @@ class PerFedMaskSplitMix(PerFedMask):
             mean.add(values, held, samples if self.weighting == "samples" else 1)
         return Server(mean.value(otherwise=server.theta), server.layers)
 
-    def opened(self, shared: Vector, ctx: Ctx) -> Mixture:
-        return mixed(ctx.task, shared.view(self.bases, -1))
+    def opened(self, shared: Vector, ctx: Ctx) -> Bases:
+        return Bases(ctx.task, shared.view(self.bases, -1))
 
-    def finish(self, theta: Vector, data: LocalData, ctx: Ctx) -> Mixture:  # type: ignore[override]
+    def finish(self, theta: Vector, data: LocalData, ctx: Ctx) -> Bases:  # type: ignore[override]
         rows = theta.view(self.bases, -1)
         tuned = [train(self, base, data.train, ctx, purpose="finish", epochs=self.finish_epochs) for base in rows]
-        return mixed(ctx.task, torch.stack(tuned))
+        return Bases(ctx.task, torch.stack(tuned))
 
-    def personal(self, client: None, inbox: Inbox, data: LocalData, ctx: Ctx) -> Mixture:  # type: ignore[override]
-        return mixed(ctx.task, self.received(inbox, ctx))
+    def personal(self, client: None, inbox: Inbox, data: LocalData, ctx: Ctx) -> Bases:  # type: ignore[override]
+        return Bases(ctx.task, self.received(inbox, ctx))

@@ -9,27 +9,25 @@ where they are. Line numbers are those of the paper's Algorithm 1.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sparsona.core import budgets
 from sparsona.core.aggregate import Mean, OverlapMean
-from sparsona.core.blocks import SPLITTERS, cut
 from sparsona.core.budgets import Shares
-from sparsona.core.fields import Count, Positive
-from sparsona.core.gate import fresh, gate_task
-from sparsona.core.gated import Gated
-from sparsona.core.imports import imported
-from sparsona.core.knapsack import SELECTORS, room, select
+from sparsona.core.fields import Positive
+from sparsona.core.gate import fresh
+from sparsona.core.gated import LEVELS, Gating, levels
+from sparsona.core.knapsack import room
 from sparsona.core.layout import replaced
 from sparsona.core.portable import gated_module
 from sparsona.core.task import Sgd
-from sparsona.core.training import Ctx, Training, lr_at
+from sparsona.core.training import Ctx, lr_at
 from sparsona.core.wire import Bits, Message, Values, WireError
 from sparsona.method import Inbox, LocalData, Mask, Model, Vector
 
@@ -44,48 +42,18 @@ class Client:
     gate_velocity: Vector | None = None
     kept: float = 0.0  # s'_i, the mean share kept in its last round
     sent: float = 0.0  # q_i, the share sent in it
+    levels: Tensor = field(default_factory=lambda: torch.zeros(len(LEVELS)))  # how strongly it used blocks in it
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedGate(Training):
+class PFedGate(Gating):
     """A dense model on the server, a private gate on each client that keeps some of its blocks."""
 
     clip: Positive = 10.0  # bound on the gradient's norm, of the model and of the gate apart
     keep: Shares = 0.5  # s, the most kept of all weights: a number, one per client, {low, high}, or {values, weights}
-    blocks: Count = 5  # B, blocks per tensor (rows: per layer), at most one per entry
-    split: str = "flat"  # flat, even, rows, channels, or a splitter of your own as package.module:function
-    selector: str = "greedy_value"  # greedy_value, greedy_ratio, exact, or your own as package.module:function
-    budget: Literal["reference", "exact", "layers"] = "reference"  # as the paper's code, all that is left, or per layer
     lr_gate: Positive = 0.1  # learning rate of the gate, of the first round
     velocity: Literal["client", "round"] = "client"  # momentum of model and gate: the client keeps it, or begins anew
-    adapt: Literal["batch", "client"] = "batch"  # the gate sees each batch, or the mean of all training inputs
-    pre_norm: bool = True  # switchable normalisation of the gate's inputs
-    post_norm: bool = True  # batch normalisation of its outputs
-    sigmoid: bool = True  # bounds its outputs
-    shared_branch: bool = False  # one branch for G and M
-    st_kept_only: bool = False  # gradients of G for kept blocks only
     aggregation: Literal["senders", "dense"] = "senders"  # a block's mean over who sent it, or over all
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.optimiser != "sgd":
-            raise ValueError(f'optimiser = "{self.optimiser}": model and gate are trained by "sgd" alone')
-        imported("split", self.split, SPLITTERS)
-        imported("selector", self.selector, SELECTORS)
-
-    def least(self, keep: float) -> float:
-        """s_min, the share of first blocks."""
-        return min(max(1 / self.blocks, 0.1), keep)
-
-    def gated(self, keep: float, ctx: Ctx, data: LocalData | None = None) -> Gated:
-        """The model under a gate of this budget."""
-        least = self.least(keep)
-        blocks = cut(imported("split", self.split, SPLITTERS), ctx.layout.trained, self.blocks, least)
-        selector = imported("selector", self.selector, SELECTORS)
-        gate = gate_task(ctx.task.shape, len(blocks), self.pre_norm, self.post_norm, self.sigmoid, self.shared_branch)
-        seen = None if data is None or self.adapt == "batch" else data.train.mean()
-        choose = partial(select, blocks=blocks, keep=keep, least=least, selector=selector, budget=self.budget)
-        return Gated(ctx.task, gate, blocks, least, choose, self.st_kept_only, seen)
 
     def start(self, fleet: int, ctx: Ctx) -> Vector:
         least = budgets.least("keep", self.keep, fleet)
@@ -106,8 +74,8 @@ class PFedGate(Training):
         return new, Message(blocks=Bits(sent), theta=values, samples=len(data)), partial(gated.logits, theta, new.gate)
 
     def welcome(self, client: Client, inbox: Inbox, data: LocalData, epochs: int, ctx: Ctx) -> tuple[Client, Model]:
-        theta = inbox["server"]["theta"].values
-        new, _, _ = self.trained(client, theta, data, epochs, ctx, both=False)
+        theta, begun = inbox["server"]["theta"].values, replace(ctx, t=0)  # a new gate learns as all gates began
+        new, _, _ = self.trained(client, theta, data, epochs, begun, both=False)
         return new, partial(self.gated(client.keep, ctx, data).logits, theta, new.gate)
 
     def trained(
@@ -121,21 +89,23 @@ class PFedGate(Training):
         model = Sgd(gated.task.flat[: ctx.layout.params], **how, velocity=client.model_velocity if kept else None)
         gate = Sgd(gated.gate.flat[: gated.gate.layout.params], **how, velocity=client.gate_velocity if kept else None)
         sent, shares = torch.zeros(len(gated.blocks), dtype=torch.bool), list[float]()
+        used = list[Tensor]()
         batches = data.train.epochs(ctx.rng("train"), epochs, self.batch, drop_last=self.drop_last)
         with batches.rng("layers").everywhere():
             for batch in batches:
                 if len(batch[1]) < 2:
                     continue  # one sample has no batch statistics
-                of_model, of_gate, chosen = gated.gradients(batch)  # line 6
+                of_model, of_gate, chosen, weights = gated.gradients(batch)  # line 6
                 if both:
                     model.step(of_model, lr, gated.blocks.spread(chosen) if moves else None)
                 gate.step(of_gate, lr * self.lr_gate / self.lr)  # line 7
                 sent |= chosen
                 shares.append(gated.blocks.share(chosen))
+                used.append(levels(weights, chosen))
         theta, phi = gated.taken()
         moving = (model.velocity, gate.velocity) if kept else (None, None)
-        mean = fmean(shares) if shares else client.kept
-        return Client(client.keep, phi, *moving, mean, gated.blocks.share(sent)), theta, sent
+        mean = (fmean(shares), gated.blocks.share(sent), torch.stack(used).mean(0)) if shares else (client.kept, 0.0)
+        return Client(client.keep, phi, *moving, *mean), theta, sent
 
     def read(self, server: Vector, k: int, message: Message, ctx: Ctx) -> Answer:
         blocks = self.gated(budgets.share(self.keep, k, ctx.common), ctx).blocks
@@ -163,7 +133,11 @@ class PFedGate(Training):
         return gated_module(self.gated(client.keep, ctx, data), inbox["server"]["theta"].values, client.gate, x)
 
     def notes(self, client: Client, ctx: Ctx) -> dict[str, float]:
-        return {"sparsity": 1 - client.kept, "sent": client.sent}
+        told = {f"gate weights: {level}": share for level, share in zip(LEVELS, client.levels.tolist(), strict=True)}
+        return {"sparsity": 1 - client.kept, "sent": client.sent, **told}
+
+    def learnt(self, client: Client, k: int, ctx: Ctx) -> Vector:
+        return (client.gate - self.join(k, ctx).gate)[: self.gated(client.keep, ctx).gate.layout.params]
 
     def shared(self, server: Vector) -> Vector:
         return server

@@ -6,7 +6,7 @@ sum of their losses is a step of each on its own. They predict together, by the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,15 +16,14 @@ from torch import Tensor
 from sparsona.core.aggregate import OverlapMean
 from sparsona.core.fields import Count
 from sparsona.core.initial import redrawn
+from sparsona.core.portable import Bases
 from sparsona.core.rng import Rng
-from sparsona.core.task import Task
 from sparsona.core.training import Ctx, train
 from sparsona.core.wire import Bits, Message, Values, WireError
 from sparsona.method import Inbox, LocalData, Mask, Vector
 from sparsona.methods.fedavg import FedAvg
 
 Answer = tuple[Vector, Mask, int]  # trained bases one after the other, where they belong, and the number of samples
-Mixture = Callable[[Tensor], Tensor]  # from inputs to logits
 
 
 def rotation(bases: int, each: int, k: int, t: int, common: Rng) -> Mask:
@@ -37,11 +36,6 @@ def first_bases(bases: int, ctx: Ctx) -> Tensor:
     """Where bases begin, each with values of its own: [bases, d]."""
     others = (redrawn(ctx.task, ctx.theta0, ctx.common("base", b)) for b in range(1, bases))
     return torch.stack([ctx.theta0, *others])
-
-
-def mixed(task: Task, rows: Tensor) -> Mixture:
-    """Bases [n, d] as one model."""
-    return lambda x: torch.stack([task.logits(row, x) for row in rows]).mean(0)
 
 
 def told(inbox: Inbox, bases: int) -> Mask:
@@ -86,10 +80,10 @@ class SplitMix(FedAvg):
         count = int(told(inbox, self.bases).sum())
         return inbox["server"].floats("theta", count * ctx.layout.dim).view(count, -1)
 
-    def local(self, client: None, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[None, Message, Mixture]:  # type: ignore[override]
+    def local(self, client: None, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[None, Message, Bases]:  # type: ignore[override]
         how = self.paced(inbox)
         rows = torch.stack([train(how, base, data.train, ctx) for base in self.received(inbox, ctx)])
-        return None, Message(theta=Values(rows.flatten()), samples=len(data)), mixed(ctx.task, rows)
+        return None, Message(theta=Values(rows.flatten()), samples=len(data)), Bases(ctx.task, rows)
 
     def read(self, server: Vector, k: int, message: Message, ctx: Ctx) -> Answer:  # type: ignore[override]
         held = self.chosen(k, ctx).repeat_interleave(ctx.layout.dim)
@@ -101,13 +95,13 @@ class SplitMix(FedAvg):
             mean.add(values, held, samples if self.weighting == "samples" else 1)
         return mean.value(otherwise=server)
 
-    def opened(self, shared: Vector, ctx: Ctx) -> Mixture:
-        return mixed(ctx.task, shared.view(self.bases, -1))
+    def opened(self, shared: Vector, ctx: Ctx) -> Bases:
+        return Bases(ctx.task, shared.view(self.bases, -1))
 
-    def finish(self, theta: Vector, data: LocalData, ctx: Ctx) -> Mixture:  # type: ignore[override]
+    def finish(self, theta: Vector, data: LocalData, ctx: Ctx) -> Bases:  # type: ignore[override]
         rows = theta.view(self.bases, -1)
         tuned = [train(self, base, data.train, ctx, purpose="finish", epochs=self.finish_epochs) for base in rows]
-        return mixed(ctx.task, torch.stack(tuned))
+        return Bases(ctx.task, torch.stack(tuned))
 
-    def personal(self, client: None, inbox: Inbox, data: LocalData, ctx: Ctx) -> Mixture:  # type: ignore[override]
-        return mixed(ctx.task, self.received(inbox, ctx))
+    def personal(self, client: None, inbox: Inbox, data: LocalData, ctx: Ctx) -> Bases:  # type: ignore[override]
+        return Bases(ctx.task, self.received(inbox, ctx))

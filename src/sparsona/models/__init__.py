@@ -39,6 +39,12 @@ MODELS: dict[str, Entry] = {
     "digits-cnn": Entry(
         partial(ConvNet, widths=(16, 32), hidden=(), kernel=3, padding=1), (1, 8, 8), 10, "small CNN for 8x8 digits"
     ),
+    "digits-lenet": Entry(
+        partial(ConvNet, widths=(16, 40), hidden=(64,), kernel=3, padding=1),
+        (1, 8, 8),
+        10,
+        "CNN with a hidden layer for 8x8 digits, pFedGate's in small",
+    ),
     "digits-mlp": Entry(Perceptron, (1, 8, 8), 10, "one hidden layer of 64 for 8x8 digits"),
     "digits-deep": Entry(
         partial(Perceptron, hidden=(64, 96, 64, 48, 32)), (1, 8, 8), 10, "five hidden layers for 8x8 digits"

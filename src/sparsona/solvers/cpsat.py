@@ -13,8 +13,11 @@ def refined(found: Solution, seconds: float = 60.0, workers: int = 1) -> Solutio
     """A solution that is no worse, with the better of the two bounds, after at most so long."""
     try:
         from ortools.sat.python import cp_model
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise ValueError("refinement needs OR-tools; pip install 'sparsona[cpsat]'") from error
+    except ImportError as error:
+        why = "it does not load after cvxpy or highspy, who bring another HiGHS; import it first"
+        raise ValueError(f"refinement needs OR-tools, which is there, but cannot be loaded: {why}") from error
     problem = found.problem
     devices, layers = found.masks.shape
     model = cp_model.CpModel()

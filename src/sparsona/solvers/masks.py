@@ -61,7 +61,7 @@ class Problem:
     @cached_property
     def fullest(self) -> Layers:
         """For each device a subset of layers that leaves least of its budget: exactly so for up to 24 layers."""
-        found = {budget: _fullest(self.layer_sizes, budget) for budget in set(self.budgets)}
+        found = {budget: fullest(self.layer_sizes, budget) for budget in set(self.budgets)}
         return np.array([found[budget] for budget in self.budgets])
 
     def feasible(self, masks: Layers) -> bool:
@@ -343,7 +343,7 @@ def _starts(problem: Problem, rng: np.random.Generator, effort: float) -> Iterat
 
 def _alike(problem: Problem, least: int) -> Layers:
     """The same layers for all devices of at least this budget, who do with so much; the others take what they can."""
-    found = {budget: _fullest(problem.layer_sizes, min(budget, least)) for budget in set(problem.budgets)}
+    found = {budget: fullest(problem.layer_sizes, min(budget, least)) for budget in set(problem.budgets)}
     return repaired(problem, np.array([found[budget] for budget in problem.budgets]))
 
 
@@ -458,7 +458,7 @@ def _exchanges(row: NDArray[np.bool_]) -> Layers:
     return rows[:, :-1]
 
 
-def _fullest(sizes: Ints, budget: int) -> NDArray[np.bool_]:
+def fullest(sizes: Ints, budget: int) -> NDArray[np.bool_]:
     """The subset of layers with the largest sum within the budget; for many layers, nearly."""
     order = np.argsort(-sizes, kind="stable")
     taken = np.zeros(len(sizes), dtype=bool)

@@ -6,6 +6,10 @@ penalty drives masks to 0 or 1. Needs cvxpy and Clarabel: ``pip install 'sparson
 
 from __future__ import annotations
 
+import importlib
+import warnings
+from contextlib import suppress
+
 import numpy as np
 
 from sparsona.solvers.masks import Layers, Problem, objective, random_best_of, repaired, sequential
@@ -16,7 +20,11 @@ def sca(
 ) -> Layers:
     """Masks by successive convex approximation, from the best of sequential and some random ones."""
     try:
-        import cvxpy as cp
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # cvxpy tells of each solver that it cannot load; Clarabel is all we need
+            with suppress(ImportError):  # it loads HiGHS, and so does OR-tools, which fails unless it comes first
+                importlib.import_module("ortools.sat.python.cp_model")
+            import cvxpy as cp
     except ImportError as error:
         how = "pip install 'sparsona[sca]', or use \"optimised\""
         raise ValueError(f'solver: "sca" needs cvxpy and Clarabel; {how}') from error
