@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor
 
@@ -111,7 +112,7 @@ def run(
         if out is None:
             return _Loop(recipe, engine, device, fleet.clients, None, listen).go()
         folder = Run.create(Path(out), recipe, about(recipe, device, fleet))
-        _Loop(recipe, engine, device, fleet.clients, folder, listen).go()
+        _Loop(recipe, engine, device, fleet.clients, folder, listen, fleet.label_counts).go()
         return Run.open(Path(out))
 
 
@@ -126,7 +127,7 @@ def resume(out: str | Path, *, data_dir: Path | None = None, listen: Listener | 
         raise RunError(f"{out} is the run of a fleet, whose devices keep their values; go on with: {again}")
     with _engine(folder.recipe, data_dir) as (engine, device, fleet):
         _warn_of_changes(folder, about(folder.recipe, device, fleet))
-        _Loop(folder.recipe, engine, device, fleet.clients, folder, listen).go()
+        _Loop(folder.recipe, engine, device, fleet.clients, folder, listen, fleet.label_counts).go()
     return Run.open(Path(out))
 
 
@@ -246,6 +247,7 @@ class _Loop:
     clients: int
     folder: Run | None
     listen: Listener | None
+    labels: Callable[[], NDArray[Any]] | None = None  # how often each client has each; nobody knows on a real fleet
     rows: list[dict[str, Any]] = field(default_factory=list)
     latest: dict[int, Score] = field(default_factory=dict)  # each client's score after its last local training
     ballots: Ballots = field(default_factory=dict)  # what everybody told everybody
@@ -485,13 +487,13 @@ class _Loop:
     def _liken(self, store: Store, folder: Path) -> None:
         """Draw who has learnt alike."""
         method = self.device.method
-        if isinstance(method, Learning):
+        if isinstance(method, Learning) and self.labels is not None:
             from sparsona.gates import draw_tree
 
             known = {k: loads(raw, types_of(method)) for k in self.members if (raw := store.client(k)) is not None}
             learnt = {k: method.learnt(client, k, self.device.ctx(0, "join", k)) for k, client in known.items()}
             folder.mkdir(exist_ok=True)
-            draw_tree(learnt, self.fleet.label_counts(), folder / "gates.png")
+            draw_tree(learnt, self.labels(), folder / "gates.png")
 
     def _adapt(self, server: Server) -> dict[int, Result]:
         """Let those who were held out join now."""

@@ -84,7 +84,7 @@ def read_job(head: dict[str, Any], blobs: Sequence[memoryview]) -> Job:
 def read_result(head: dict[str, Any], blobs: Sequence[memoryview], most: int = MOST) -> Result:
     """A result that came from a device, every field checked: a device may say anything."""
     k, flops, forward, finite, seconds = (head.get(key) for key in ("k", "flops", "forward", "finite", "seconds"))
-    if not all(map(_count, (k, flops, forward))) or forward > flops:
+    if not _count(k) or not _count(flops) or not _count(forward) or forward > flops:
         raise ParcelError(f"client {k!r}, flops {flops!r}, forward {forward!r} cannot be")
     if not isinstance(finite, bool) or not _number(seconds) or seconds < 0:
         raise ParcelError(f"finite {finite!r}, seconds {seconds!r} cannot be")
