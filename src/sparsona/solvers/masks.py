@@ -323,6 +323,8 @@ class _Relaxed:
 
 def _starts(problem: Problem, rng: np.random.Generator, effort: float) -> Iterator[Layers]:
     """Masks worth a look, better and better."""
+    if problem.allow_idle:  # what nobody trains has no bias
+        yield np.zeros_like(problem.fullest)
     yield repaired(problem, sequential(problem))
     drawn = random_best_of(problem, rng, 50)
     yield drawn
