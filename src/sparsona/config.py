@@ -65,6 +65,11 @@ class EvaluateConfig:
             names = '"before", "after", "shared", "finished"'
             raise ValueError(f"points = {given} must name {names}, each at most once")
 
+    @property
+    def tested(self) -> tuple[str, ...]:
+        """All that is tested: with models tuned at the end goes the model that they were tuned from."""
+        return (*self.points, "unfinished") if "finished" in self.points else self.points
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:

@@ -37,7 +37,7 @@ TABLE = "table.json"  # beside plan.json: which cell each run is for
 
 # -- the file --------------------------------------------------------------------------------------------------------
 
-Point = Literal["before", "after", "shared", "finished"]
+Point = Literal["before", "after", "shared", "finished", "unfinished"]
 Figure = float | Literal["-"]  # what is printed in a cell, if anything is
 
 
@@ -206,9 +206,10 @@ def _column(
         for seed in seeds:
             more = [(["seed"], seed), *([] if rounds is None else [(["rounds"], rounds)])]
             recipe = changed(raw, row.variant, [*common, *changes, *more])
-            if table.point is not None and table.point not in recipe.evaluate.points:
+            if table.point is not None and table.point not in recipe.evaluate.tested:
                 points = ", ".join(recipe.evaluate.points)
-                wanted = f"changes = [\"evaluate.points=['{table.point}']\"]"
+                asked = "finished" if table.point == "unfinished" else table.point
+                wanted = f"changes = [\"evaluate.points=['{asked}']\"]"
                 raise RecipeError(f"point = {shown(table.point)}: {column.recipe} is tested {points} only; {wanted}")
             yield row, seed, recipe
 
@@ -304,7 +305,7 @@ def _others(table: PaperTable, runs: Sequence[Run]) -> tuple[Point, ...]:
     if table.metric != "accuracy":
         return ()
     own = {table.point or run.point for run in runs}
-    return tuple(p for p in get_args(Point) if p not in own and all(p in run.recipe.evaluate.points for run in runs))
+    return tuple(p for p in get_args(Point) if p not in own and all(p in run.recipe.evaluate.tested for run in runs))
 
 
 def _mean(table: PaperTable, point: Point, runs: Sequence[Run]) -> float | None:

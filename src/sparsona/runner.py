@@ -276,6 +276,7 @@ class _Loop:
         if "finished" in recipe.evaluate.points:
             scores["validation"] = self._validate(store, server, t)
             if t + 1 == recipe.rounds:
+                scores["unfinished"] = {r.k: r.score for r in self.engine.map(self._unfinished()) if r.score}
                 scores["finished"] = {r.k: r.score for r in self.engine.map(self._finishes()) if r.score}
         row = self._record(done, scores)
         kept, apart = split(server)
@@ -305,6 +306,13 @@ class _Loop:
             self.best = t, accuracy, theta
             store.put_part("best", dumps(theta))
         return scores
+
+    def _unfinished(self) -> Iterator[Job]:
+        """Tests of the model that is tuned, as it is: that of the last round may be another."""
+        assert self.best is not None
+        t, _, theta = self.best
+        message = Message(theta=Values(theta))
+        return (Job("shared", t, k, None, {"server": message}) for k in self.members)
 
     def _finishes(self, model: bool = False) -> Iterator[Job]:
         assert self.best is not None
@@ -363,7 +371,7 @@ class _Loop:
             row["notes"] = {name: _mean(done.notes, name) for name in next(iter(done.notes.values()))}
         if done.clock:
             row["clock"] = _clock(done.clock)
-        for point in ("before", "shared", "validation", "finished"):
+        for point in ("before", "shared", "validation", "unfinished", "finished"):
             if scores.get(point):
                 row[point] = metrics(scores[point])
         if self.latest and self._due(done.t):

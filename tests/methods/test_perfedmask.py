@@ -161,6 +161,40 @@ def test_the_best_round_is_kept_and_tuned(tmp_path):
     assert summary["accuracy"] == rows[-1]["finished"]["accuracy"] >= rows[-1]["before"]["accuracy"]
 
 
+def test_before_and_after_tuning_are_of_the_best_round(tmp_path):
+    """At this learning rate the last round is not the best: the model of the best one is tested, tuned and not."""
+    how = {"rounds": 6, "evaluate": {"points": ["finished", "shared"]}}
+    done = run(small(method={"lr": 0.4}, **how), tmp_path / "a")
+    best = max(done.rounds, key=lambda r: (r["validation"]["accuracy"], -r["round"]))
+    assert best["round"] < 6
+    assert best["shared"] != done.rounds[-1]["shared"]
+    assert done.summary["unfinished"] == done.rounds[-1]["unfinished"] == best["shared"]
+    assert not any("unfinished" in r for r in done.rounds[:-1])
+    table = compare([done])
+    assert table.rows[0]["unfinished_accuracy"] == best["shared"]["accuracy"]
+    headings = [column.title for part in table.parts() for column in part]
+    assert "untuned %" in headings
+    assert "shared %" not in headings
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("perfedmask", {}),
+        ("heterofl", {}),
+        ("splitmix", {"bases": 2}),
+        ("perfedmask+heterofl", {"width": 0.5}),
+        ("perfedmask+splitmix", {"bases": 2}),
+    ],
+)
+def test_without_tuning_after_is_before(name, how, tmp_path):
+    done = run(small(name, method=how | {"finish_epochs": 0}, evaluate={"points": ["finished"]}), tmp_path / "a")
+    assert done.summary["unfinished"] == done.summary["finished"]
+    last = {row["client"]: row for row in done.rows("clients") if "finished" in row}
+    assert len(last) == 6
+    assert all(row["unfinished"] == row["finished"] for row in last.values())
+
+
 def test_tuning_moves_the_whole_model():
     device, fleet, method, _ = scene()
     tuned = method.finish(device.theta0, fleet.local(0), device.ctx(2, "finish", 0))
@@ -237,7 +271,7 @@ def test_tables_of_small_recipes_tell_all_that_the_papers_do(name, values, tmp_p
     rows = {row["name"]: row for row in compare(runs).json()}
     for row in rows.values():
         assert 0 < row["accuracy"] < 1
-        assert 0 < row["shared_accuracy"] < 1
+        assert 0 < row["unfinished_accuracy"] < 1
         assert 0 < row["values_up"] <= 21_626
         whole = row["name"] in ("fedavg", "fedprox", "fednova", "heterofl", "splitmix")
         assert (row["backward_flops"] == 2 * row["forward_flops"]) is whole

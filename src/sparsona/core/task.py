@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
@@ -90,6 +90,23 @@ class Task:
         return self.grads
 
     @contextmanager
+    def scaled(self, width: float) -> Iterator[None]:
+        """Within the block outputs of the body's layers are divided by this width (HeteroFL's scaler).
+
+        Layers that hold a share of their inputs then say about as much as whole ones. A model with normalisation layers
+        stays as it is, since these undo any such factor.
+        """
+        hooks = []
+        if width != 1 and not any(slot.kind == "norm" for slot in self.layout.slots):
+            layers = {slot.layer for slot in self.layout.slots if slot.uses and not slot.head}
+            hooks = [self.model.get_submodule(name).register_forward_hook(_divided(width)) for name in sorted(layers)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @contextmanager
     def frozen(self, still: list[bool]) -> Iterator[None]:
         """Within the block these tensors, one flag each, have no gradients: the backward pass stops above the lowest.
 
@@ -106,6 +123,10 @@ class Task:
             for weight in self.weights:
                 weight.requires_grad_(True)
             self._live, self._live_views = self.weights, self._grad_views
+
+
+def _divided(by: float) -> Callable[[nn.Module, object, Tensor], Tensor]:
+    return lambda module, inputs, out: out / by
 
 
 def loss(logits: Tensor, y: Tensor, *, reduction: Literal["mean", "sum"] = "mean") -> Tensor:

@@ -52,6 +52,7 @@ class HeteroFL(Training):
 
     finish_epochs: Natural = 5  # passes over the whole model at the end, if evaluate.points asks for "finished"
     keep: Shares = 0.5  # weights kept: a number, one per client, {low, high}, or {values, weights}
+    scaler: bool = True  # divide outputs of narrowed layers by their width in training; normalised models need none
 
     def mask(self, k: int, ctx: Ctx) -> Mask:
         """Client k's part of the model."""
@@ -69,7 +70,8 @@ class HeteroFL(Training):
 
     def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
         mask = leading(ctx.layout, client.keep)
-        theta = train(self, self.personal(client, inbox, data, ctx), data.train, ctx, mask=mask)
+        with ctx.task.scaled(math.sqrt(client.keep) if self.scaler else 1.0):
+            theta = train(self, self.personal(client, inbox, data, ctx), data.train, ctx, mask=mask)
         return client, Message(theta=Values.of(theta, mask), samples=len(data)), theta
 
     def read(self, server: Vector, k: int, message: Message, ctx: Ctx) -> Answer:
