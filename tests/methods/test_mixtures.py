@@ -108,8 +108,8 @@ def test_outputs_of_narrow_layers_are_divided_in_training_by_hand():
     """Weights 0.5 and 0, no bias but one of 1 in the second layer, head 3, input 1, label 1; width 1/2.
 
     Divided twice: the first layer gives 0.5 / 0.5 = 1, the second (0 + 1) / 0.5 = 2, the logit is 6. With s the error
-    of the logit, the head's gradient is 2 s; the bias's is 3 s / 0.5; the second weight's the same, its input being 1; the
-    first one's is 0, since the second weight is.
+    of the logit, the head's gradient is 2 s; the bias's is 3 s / 0.5; the second weight's the same, its input being 1;
+    the first one's is 0, since the second weight is.
     """
     model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1), torch.nn.Linear(1, 1, False))
     task, _ = Task.of(model, torch.zeros(1, 1))
