@@ -85,7 +85,10 @@ def mask_picture(found: Solution, names: Sequence[str], path: Path) -> None:
         top.set_yticks(np.arange(layers), labels, fontsize=7)
         top.grid(visible=False)
         top.hlines(np.arange(0.5, layers - 1), -0.5, devices - 0.5, color="white", linewidth=1)
-        gap = "the least there is" if found.proven else f"at most {100 * found.gap:.1f} % above the least"
+        if found.gap is None:
+            gap = "some device trains nothing that could"
+        else:
+            gap = "the least there is" if found.proven else f"at most {100 * found.gap:.1f} % above the least"
         top.set_title(
             f"Layers trained (blue) by {devices} devices\n"
             f"bias {found.bias / body:.3f}, slack {sum(found.slack) / body:.3f} of the body: {gap}"

@@ -98,6 +98,7 @@ def _models(layouts: dict[str, Layout]) -> Iterator[Line]:
         yield line("layers", DERIVED, str(layers), len(layout.groups))
         weak = _weak(layout, 0.5)
         yield line("most that a budget of an eighth takes", DERIVED, most, weak.trained[0])
+        assert weak.gap is not None, "the optimiser keeps to what is allowed"
         yield line("gap of our masks, half of the devices weak, %", DERIVED, "0", 100 * weak.gap)
 
 
