@@ -329,15 +329,13 @@ class _Relaxed:
 
 def _starts(problem: Problem, rng: np.random.Generator, effort: float) -> Iterator[Layers]:
     """Masks worth a look, better and better."""
-    if problem.allow_idle:  # what nobody trains has no bias
-        yield np.zeros_like(problem.fullest)
     yield repaired(problem, sequential(problem))
     drawn = random_best_of(problem, rng, 50)
     yield drawn
     alike = [_alike(problem, least) for least in sorted(set(problem.budgets))[:: 1 + len(set(problem.budgets)) // 10]]
     yield from alike
     if problem.allow_idle:
-        yield np.zeros_like(drawn)
+        yield np.zeros_like(drawn)  # what nobody trains has no bias
         yield from (_idled(problem, masks) for masks in (problem.fullest, drawn, *alike))
     devices, layers = len(problem.budgets), len(problem.sizes)
     sweeps = max(10, int(effort * min(150, 30_000 / devices)))
@@ -486,8 +484,8 @@ def fullest(sizes: Ints, budget: int) -> NDArray[np.bool_]:
     """The subset of layers with the largest sum within the budget; nearly, where too many are too large to be sure."""
     if budget >= sizes.sum():
         return np.ones(len(sizes), dtype=bool)
-    if len(sizes) > _WHOLE and (sums := _sums(tuple(map(int, sizes)))) is not None:
-        return _chosen(sizes, budget, sums)
+    if len(sizes) > _WHOLE and (reached := _sums(tuple(map(int, sizes)))) is not None:
+        return _chosen(sizes, budget, reached)
     order = np.argsort(-sizes, kind="stable")
     taken = np.zeros(len(sizes), dtype=bool)
     left = budget
