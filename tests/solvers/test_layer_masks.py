@@ -255,11 +255,26 @@ def test_cpsat_proves_what_the_search_found():
     from sparsona.solvers.cpsat import refined
 
     problem = Problem((3, 5, 2, 7, 4), (7, 7, 10, 10, 21, 21))
-    poor = masks.Solution(problem, problem.fullest, bound(problem))
+    poor = solve(problem, "sequential", rng())
+    assert not poor.proven
     found = refined(poor, 20)
     assert problem.feasible(found.masks)
-    assert found.objective <= poor.objective
-    assert poor.bound <= found.bound <= optimised(problem, rng()).objective + 1e-3
+    assert found.proven
+    assert found.objective < poor.objective
+    assert found.objective == pytest.approx(optimised(problem, rng()).objective)
+
+
+def test_cpsat_makes_allowed_masks_of_others_and_the_same_each_time():
+    needs("ortools")
+    from sparsona.solvers.cpsat import refined
+
+    problem = Problem((1640, 205, 240), (417, 417, 2085))
+    idle = solve(problem, "sequential", rng())
+    assert idle.gap is None
+    one, other = (refined(idle, 0.05) for _ in range(2))
+    assert problem.feasible(one.masks)
+    assert np.array_equal(one.masks, other.masks)
+    assert one.bound == other.bound
 
 
 @pytest.mark.parametrize("first", ["sca", "cpsat"])
