@@ -250,6 +250,25 @@ def test_the_papers_own_solver_keeps_to_budgets():
     assert optimised(problem, rng()).objective <= found.objective + 1e-9
 
 
+def test_successive_approximation_improves_poor_masks():
+    """The toy's scenario d: the same two layers have a bias of 8/3, two and two others the least, 2."""
+    needs("cvxpy")
+    from sparsona.solvers.sca import improved
+
+    problem = Problem((1, 1, 1, 1), (2, 2, 4))
+    start = np.array([[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]], dtype=bool)
+    assert objective(problem, start) == pytest.approx(8 / 3)
+    assert objective(problem, improved(problem, start)) == pytest.approx(2)
+    problem = Problem((3, 5, 2, 7, 4), (7, 7, 10, 10, 21, 21))
+    start = masks.sequential(problem)
+    assert objective(problem, start) == 25.5
+    found = improved(problem, start)
+    assert problem.feasible(found)
+    assert objective(problem, found) < 19
+    best = optimised(problem, rng()).masks
+    assert objective(problem, improved(problem, best)) == objective(problem, best)  # never worse
+
+
 def test_cpsat_proves_what_the_search_found():
     needs("ortools")
     from sparsona.solvers.cpsat import refined
@@ -292,7 +311,7 @@ def test_both_solvers_work_in_one_process(first):
         "assert problem.feasible(found.masks)",
     ]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize(
