@@ -265,6 +265,10 @@ def test_successive_approximation_improves_poor_masks():
     found = improved(problem, start)
     assert problem.feasible(found)
     assert objective(problem, found) < 19
+    body = sum(MOBILENET)
+    paper = Problem(MOBILENET, (body // 8,) * 3 + (body,) * 3)
+    start = masks.sequential(paper)
+    assert objective(paper, improved(paper, start, 20)) < objective(paper, start)
     best = optimised(problem, rng()).masks
     assert objective(problem, improved(problem, best)) == objective(problem, best)  # never worse
 

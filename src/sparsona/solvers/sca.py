@@ -18,6 +18,7 @@ import numpy as np
 from sparsona.solvers.masks import Floats, Layers, Problem, objective, random_best_of, repaired, sequential
 
 _FIRST, _LAST = 1e-5, 0.1  # the penalty's, in units of the body
+_SOFT = 0.6  # how far the second start is from the first towards what all layers could have alike
 
 
 def sca(problem: Problem, rng: np.random.Generator, *, draws: int = 999, steps: int = 100) -> Layers:
@@ -65,25 +66,27 @@ def improved(problem: Problem, start: Layers, steps: int = 100) -> Layers:
     ]
     goal = cp.sum(cp.max(k, axis=1)) - cp.sum(k @ sizes) + cp.sum(slack) + penalty * cp.square(over)
     task = cp.Problem(cp.Minimize(goal), constraints)
-    now, best = start.astype(np.float64), start
-    for each in np.geomspace(_FIRST, _LAST, steps):
-        penalty.value = float(each)
-        covered = np.tile(now.sum(0), (devices, 1))
-        m0.value, total0.value = now, covered
-        k0.value = np.divide(now, covered, out=np.zeros_like(now), where=covered > 0)
-        square0.value = (k0.value**2 + covered**2) / 2
-        try:
-            with _quiet():  # what is inaccurate is repaired, and compared by what it is worth
-                task.solve(solver=cp.CLARABEL)
-        except cp.SolverError:
-            break
-        if m.value is None:
-            break
-        moved, now = float(np.abs(m.value - now).max()), np.clip(m.value, 0, 1)
-        for found in (repaired(problem, now >= 0.5), _packed(problem, now)):
-            best = min((best, found), key=lambda masks: float(objective(problem, masks)))
-        if moved <= 1e-3 and bool((np.minimum(now, 1 - now) <= 1e-2).all()):
-            break
+    best = start
+    for soft in (0.0, _SOFT):  # masks of 0 and 1 leave little room around them, so that a second way begins inside
+        now = (1 - soft) * start + soft * room[:, None]
+        for each in np.geomspace(_FIRST, _LAST, steps):
+            penalty.value = float(each)
+            covered = np.tile(now.sum(0), (devices, 1))
+            m0.value, total0.value = now, covered
+            k0.value = np.divide(now, covered, out=np.zeros_like(now), where=covered > 0)
+            square0.value = (k0.value**2 + covered**2) / 2
+            try:
+                with _quiet():  # what is inaccurate is repaired, and compared by what it is worth
+                    task.solve(solver=cp.CLARABEL)
+            except cp.SolverError:
+                break
+            if m.value is None:
+                break
+            moved, now = float(np.abs(m.value - now).max()), np.clip(m.value, 0, 1)
+            for found in (repaired(problem, now >= 0.5), _packed(problem, now)):
+                best = min((best, found), key=lambda masks: float(objective(problem, masks)))
+            if moved <= 1e-3 and bool((np.minimum(now, 1 - now) <= 1e-2).all()):
+                break
     return best
 
 
