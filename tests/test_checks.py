@@ -100,10 +100,11 @@ def test_every_line_of_fedpse_is_as_expected(fedpse: list[Line]) -> None:
 def test_every_line_of_perfedmask_is_as_expected(perfedmask: list[Line]) -> None:
     assert [x for x in perfedmask if x.failed] == []
     assert [x for x in perfedmask if x.stated and x.agrees] == []
-    assert len(perfedmask) == len({(x.section, x.what, x.source) for x in perfedmask}) == 104
+    assert len(perfedmask) == len({(x.section, x.what, x.source) for x in perfedmask}) == 115
     # what no binary layer masks within the budgets give: a body cut off, averages of trained parameters, Table 5
     assert [x.printed for x in perfedmask if not x.agrees] == [
-        *("57.022", "6.138", "1.803", "31.221", "0.941", "1.518", "2.095", "2.647", "3.364", "0.609", "0.204"),
+        *("57.022", "6.138", "1.803", "31.221", "0.941", "1.518", "2.095", "2.647"),
+        *("0.223", "3.364", "0.609", "0.204", "0.204"),  # Split-Mix on MobileNet; and 0.2047, cut off
     ]
 
 

@@ -448,6 +448,7 @@ def masks(
             raise RecipeError(f"{json.dumps(recipe)}: none of its methods has layer masks; perfedmask is needed")
         device, fleet = prepare(chosen, data_dir)
         layout = device.task.layout
+        verify(chosen, device, fleet)
         if measure:
             steps = timed(chosen.method, device.task, device.theta0, fleet.local(0).train)
             best = None if step is None else proposed(steps, step)
@@ -469,7 +470,6 @@ def masks(
             else:
                 _tell(f"proposed: method.budget = {best.budget:g} for this device")
             return
-        verify(chosen, device, fleet)
         found = chosen.method.design(fleet.clients, layout, device.ctx(0, "start").common)
         names = layer_names(layout, len(found.problem.sizes))
         with _writing(picture):

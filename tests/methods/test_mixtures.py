@@ -215,6 +215,7 @@ def test_messages_that_do_not_fit_are_refused():
         ("splitmix", {"weak_bases": 9}, r"weak_bases = 9: must be at most bases = 8"),
         ("perfedmask+splitmix", {"weak_bases": 9}, r"weak_bases = 9: must be at most bases = 8"),
         ("perfedmask+heterofl", {"width": 0.0}, r"method.width = 0.0: must be a number, above 0 and at most 1"),
+        ("perfedmask+splitmix", {"budget": [0.5] * 6}, r"budget: a list; with bases only a number"),
         ("perfedmask+heterofl", {"budget": [0.5] * 6}, r"budget: a list; with a width only a number"),
     ],
 )

@@ -484,8 +484,8 @@ def fullest(sizes: Ints, budget: int) -> NDArray[np.bool_]:
     """The subset of layers with the largest sum within the budget; nearly, where too many are too large to be sure."""
     if budget >= sizes.sum():
         return np.ones(len(sizes), dtype=bool)
-    if len(sizes) > _WHOLE and (reached := _sums(tuple(map(int, sizes)))) is not None:
-        return _chosen(sizes, budget, reached)
+    if len(sizes) > _WHOLE and (known := _sums(tuple(map(int, sizes)))) is not None:
+        return _chosen(sizes, budget, known)
     order = np.argsort(-sizes, kind="stable")
     taken = np.zeros(len(sizes), dtype=bool)
     left = budget
