@@ -49,9 +49,7 @@ class PerFedMask(FedBABU):
     solver: Literal["optimised", "sca", "sequential", "random", "random_best_of"] = "optimised"  # who designs the masks
     draws: Count = 1000  # random_best_of: random masks to choose from; sca: those it starts from
     allow_idle: bool = False  # a device may train nothing where that is better
-    refine: NonNegative = (
-        0.0  # seconds, of its own deterministic clock, that CP-SAT goes on from the masks; 0: not at all
-    )
+    refine: NonNegative = 0.0  # seconds, by its own deterministic clock, that CP-SAT improves the masks; 0: none
     spare: Fraction = 0.0  # share of its budget that a weak device may give up to make its steps cheaper
     freeze_head: bool = True  # false: the head is one more layer that is trained or frozen
 
