@@ -50,6 +50,16 @@ def test_rows_hold_their_bias():
     assert cut.units
 
 
+def test_rows_leave_the_head_whole():
+    """Two layers of four units: the body is cut, the head, weights and bias, is one block that is always kept."""
+    head = (Slot("h.w", (4, 4), "weight", "h", 16, 1, head=True), Slot("h.b", (4,), "bias", "h", 32, 1, head=True))
+    cut = rows(Layout((*LAYER.slots, *head)), 2, 0.25)
+    assert cut.index.tolist() == [0] * 3 + [1] * 9 + [0, 1, 1, 1] + [2] * 20
+    assert cut.first.tolist() == [True, False, True]
+    for budget in ("reference", "exact", "layers"):
+        assert select(torch.zeros(3), cut, 0.7, 0.25, greedy_value, budget).tolist() == [True, False, True]
+
+
 def test_channels_of_a_convolution():
     """In the vector a weight lies as output, row, column, input: [2, 1, 2, 4]."""
     cut = channels(CONV, 2, 0.25)
