@@ -16,7 +16,7 @@ from sparsona.engines.store import Store
 from sparsona.engines.values import loads, types_of
 from sparsona.methods.fedavg import FedAvg
 from sparsona.methods.pfedgate import PFedGate
-from sparsona.runner import prepare, run
+from sparsona.runner import _means, prepare, run
 
 
 def scene(**fields):
@@ -171,6 +171,12 @@ def test_a_batch_of_one_is_not_trained_on_but_predicted():
     assert torch.equal(new.gate, client.gate)
     assert not message["blocks"].mask.any()
     assert model(data.train.at(torch.tensor([0]))[0]).shape == (1, 10)
+    assert method.notes(new, device.ctx(0, "x")) == {"sent": 0.0}
+
+
+def test_means_of_notes_are_over_those_who_tell():
+    notes = {2: {"sent": 0.0}, 0: {"sparsity": 0.5, "sent": 0.75}, 1: {"sparsity": 0.25, "sent": 0.75}}
+    assert _means(notes) == {"sparsity": 0.375, "sent": 0.5}
 
 
 def test_the_gate_of_a_newcomer_learns_as_fast_as_all_gates_began():
@@ -213,6 +219,7 @@ def test_messages_that_do_not_fit_are_refused():
         ({"split": "diagonal"}, "split"),
         ({"selector": "lucky"}, "selector"),
         ({"optimiser": "adam"}, "optimiser"),
+        ({"batch": 1}, "batch = 1: must be at least 2"),
     ],
     ids=str,
 )

@@ -112,6 +112,8 @@ class Gating(Training):
         super().__post_init__()
         if self.optimiser != "sgd":
             raise ValueError(f'optimiser = "{self.optimiser}": model and gate are trained by "sgd" alone')
+        if self.batch < 2:
+            raise ValueError(f"batch = {self.batch}: must be at least 2, as one sample has no batch statistics")
         imported("split", self.split, SPLITTERS)
         imported("selector", self.selector, SELECTORS)
 

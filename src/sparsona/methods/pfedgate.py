@@ -133,6 +133,8 @@ class PFedGate(Gating):
         return gated_module(self.gated(client.keep, ctx, data), inbox["server"]["theta"].values, client.gate, x)
 
     def notes(self, client: Client, ctx: Ctx) -> dict[str, float]:
+        if not client.levels.any():
+            return {"sent": client.sent}  # no step was made, so nothing is known of what it keeps
         told = {f"gate weights: {level}": share for level, share in zip(LEVELS, client.levels.tolist(), strict=True)}
         return {"sparsity": 1 - client.kept, "sent": client.sent, **told}
 
