@@ -181,6 +181,17 @@ def test_newcomers_have_no_part_in_what_is_tuned_at_the_end(name, how, tmp_path)
         assert {key.split(".")[1] for key in files[min(files)]} == {"0", "1"}  # all bases of a tuned model
 
 
+def test_newcomers_of_any_method_learn_as_fast_as_all_began():
+    """However far the rate of the others has fallen, and here it has fallen to a millionth."""
+    models = []
+    for how in ({"lr_schedule": "exponential", "lr_decay": 1e-3}, {}):
+        device, fleet = prepare(recipe("fedavg", method=how))
+        mail = {"server": device.method.down(device.theta0, 0, device.ctx(2, "down"))}
+        models.append(device.adapted(None, mail, fleet.local(0), device.ctx(2, "adapt", 0))[1])
+    assert torch.equal(*models)
+    assert (models[0] - device.theta0).abs().max() > 0.01
+
+
 def test_bad_shares_of_newcomers_are_refused():
     with pytest.raises(RecipeError, match=r"fleet.hold_out = 0.01: that is 0 of data.clients = 6"):
         recipe("fedavg", fleet={"hold_out": 0.01})
