@@ -229,7 +229,15 @@ def test_what_cannot_be_is_refused_by_name(fields, what):
 
 
 def test_a_budget_that_does_not_fit_is_refused_before_the_run(tmp_path):
-    for fields, why in (({"keep": 0.0005}, "keep: 0.0005 of 4,810"), ({"keep": [0.5]}, "keep: a list of 1; 6")):
+    cases = (
+        # at 0.01 first blocks hold 40, 1, 6 and 1 of 4096, 64, 640 and 10 entries, and 48 are allowed
+        ({"keep": 0.0005}, r"keep: 0.0005 of 4,810 .* keep = 0\.01 would do"),
+        # rows of the head, 650 in all, and a fifth of 64 units of 65 each: 1430 of 4810 is more than 0.29
+        ({"keep": 0.25, "split": "rows"}, r"keep = 0\.3 would do"),
+        ({"keep": [0.5]}, "keep: a list of 1; 6"),
+        ({"blocks": 1}, "blocks = 1: first blocks are always kept"),
+    )
+    for fields, why in cases:
         with pytest.raises(ValueError, match=why):
             run(recipe("pfedgate", method=fields), tmp_path / "run")
         assert not (tmp_path / "run").exists()

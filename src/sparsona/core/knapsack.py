@@ -104,7 +104,7 @@ def room(blocks: Blocks, keep: float) -> int:
     if first > allowed:
         raise ValueError(
             f"keep: {keep:g} of {blocks.layout.dim:,} entries is {allowed:,}, but first blocks hold {first:,} "
-            f"and are always kept; at least {first / blocks.layout.dim:.4g} is needed"
+            "and are always kept"
         )
     return allowed - first
 

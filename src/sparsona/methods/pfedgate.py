@@ -23,7 +23,6 @@ from sparsona.core.budgets import Shares
 from sparsona.core.fields import Positive
 from sparsona.core.gate import fresh
 from sparsona.core.gated import LEVELS, Gating, levels
-from sparsona.core.knapsack import room
 from sparsona.core.layout import replaced
 from sparsona.core.portable import gated_module
 from sparsona.core.task import Sgd
@@ -57,7 +56,7 @@ class PFedGate(Gating):
 
     def start(self, fleet: int, ctx: Ctx) -> Vector:
         least = budgets.least("keep", self.keep, fleet)
-        room(self.gated(least, ctx).blocks, least)
+        self.check(least, ctx)
         return ctx.theta0
 
     def down(self, server: Vector, k: int, ctx: Ctx) -> Message:
