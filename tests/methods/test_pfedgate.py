@@ -269,6 +269,35 @@ def own_splitter(layout, blocks, least):
     return flat(layout, 2, least)
 
 
+def greedy_for_all(values, sizes, capacity):
+    """Takes everything, whatever there is room for."""
+    return sizes > 0
+
+
+def vague(values, sizes, capacity):
+    """Numbers of blocks instead of flags."""
+    return [0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"split": "os:getcwd"}, "split: getcwd failed: TypeError"),
+        ({"split": "builtins:max"}, "split: max failed: TypeError"),
+        ({"split": "builtins:print"}, "split: print gave a NoneType; Blocks are needed"),
+        # linear layers at 0.5: round(0.3 (3277 + 52 + 512 + 8)) = 1155 of what is in no first block
+        ({"selector": f"{__name__}:greedy_for_all"}, "selector: greedy_for_all took 3,849 entries, where 1,155 may"),
+        ({"selector": f"{__name__}:vague"}, "selector: vague must give an array of 16 bools, one per block"),
+        ({"selector": "os:getcwd"}, "selector: getcwd failed: TypeError"),
+    ],
+    ids=str,
+)
+def test_plug_ins_that_do_not_work_are_refused_before_the_run(fields, why, tmp_path):
+    with pytest.raises(ValueError, match=why):
+        run(recipe("pfedgate", method=fields), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_splitter_of_ones_own():
     device, _ = prepare(recipe("pfedgate", method={"split": "methods.test_pfedgate:own_splitter"}))
     assert len(device.method.gated(0.5, device.ctx(0, "x")).blocks) == 8

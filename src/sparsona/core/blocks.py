@@ -148,7 +148,16 @@ def _number(index: Tensor, slot: Slot, parts: list[int], begin: int, way: int | 
 @lru_cache(maxsize=16)
 def cut(splitter: Splitter, layout: Layout, blocks: int, least: float) -> Blocks:
     """What a splitter makes of a layout, made once: all clients of one budget share it."""
-    return splitter(layout, blocks, least)
+    name = getattr(splitter, "__name__", repr(splitter))
+    try:
+        found = splitter(layout, blocks, least)
+    except ValueError:
+        raise
+    except Exception as error:  # whatever a stranger's function raises
+        raise ValueError(f"split: {name} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(found, Blocks):
+        raise ValueError(f"split: {name} gave a {type(found).__name__}; Blocks are needed")
+    return found
 
 
 SPLITTERS: dict[str, Splitter] = {"flat": flat, "even": even, "rows": rows, "channels": channels}

@@ -123,16 +123,19 @@ class Gating(Training):
         return min(max(1 / self.blocks, 0.1), keep)
 
     def check(self, keep: float, ctx: Ctx) -> None:
-        """ValueError if first blocks alone are more than this budget, with one that would do."""
+        """ValueError if splitter or selector fail, or first blocks alone exceed the budget, with one that would do."""
         if self.blocks == 1 and keep < 1:
             raise ValueError("blocks = 1: first blocks are always kept, and with one per tensor that is everything")
         if why := self._lacking(keep, ctx):  # first blocks may grow with keep: what would do can only be tried
             enough = next(i / 100 for i in range(math.ceil(100 * keep), 101) if not self._lacking(i / 100, ctx))
             raise ValueError(f"{why}; keep = {enough:g} would do")
+        gated = self.gated(keep, ctx)
+        gated.choose(torch.ones(len(gated.blocks)))  # a selector of one's own shows its faults before the run
 
     def _lacking(self, keep: float, ctx: Ctx) -> str:
+        blocks = cut(imported("split", self.split, SPLITTERS), ctx.layout.trained, self.blocks, self.least(keep))
         try:
-            room(imported("split", self.split, SPLITTERS)(ctx.layout.trained, self.blocks, self.least(keep)), keep)
+            room(blocks, keep)
         except ValueError as error:
             return str(error)
         return ""
