@@ -131,7 +131,7 @@ def layouts(draw):
     st.floats(0.02, 1.0),
     st.sampled_from(sorted(SPLITTERS)),
     st.sampled_from(sorted(SELECTORS)),
-    st.sampled_from(["reference", "exact"]),
+    st.sampled_from(["reference", "exact", "layers"]),
     st.integers(0, 2**32 - 1),
 )
 def test_never_more_than_the_budget(layout, count, keep, splitter, selector, budget, seed):
