@@ -15,13 +15,14 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from common import Figure, main
+from sparsona.core.gated import Gated
 from sparsona.core.rng import Rng
 from sparsona.core.task import Sgd, Task
 from sparsona.core.training import Ctx
 from sparsona.methods.pfedgate import PFedGate
 from sparsona.models import build
 
-SHAPE, CLASSES, BLOCKS = (3, 32, 32), 10, 5
+SHAPE, CLASSES, BLOCKS = (3, 32, 32), 10, 10
 
 
 def steps(size: int, keep: float) -> tuple[Callable[[], None], Callable[[], None]]:
@@ -33,6 +34,7 @@ def steps(size: int, keep: float) -> tuple[Callable[[], None], Callable[[], None
     ctx = Ctx(0, 1, task, theta0, Rng(1), Rng(1, "common"))
     method = PFedGate(keep=keep, split="rows", budget="layers", blocks=BLOCKS)
     gated = method.gated(keep, ctx)
+    check(gated)
     gated.load(theta0, method.join(0, ctx).gate, train=True)
     model, gate = (
         Sgd(task.flat[: task.layout.params], clip=10),
@@ -48,6 +50,16 @@ def steps(size: int, keep: float) -> tuple[Callable[[], None], Callable[[], None
         model.step(task.gather(task.gradients(batch)), 1e-6)
 
     return ours, theirs
+
+
+def check(gated: Gated) -> None:
+    """What is measured must be able to learn: the gate has a choice, and every class is there whatever it chooses."""
+    drawn = [gated.choose(torch.rand(len(gated.blocks))) for _ in range(20)]
+    if len({tuple(chosen.tolist()) for chosen in drawn}) < 10:
+        raise RuntimeError("hardly any two importances give different blocks")
+    head = torch.cat([torch.full((slot.size,), slot.head) for slot in gated.blocks.layout.slots])
+    if not all(bool(gated.blocks.spread(chosen)[head].all()) for chosen in drawn):
+        raise RuntimeError("classes are dropped")
 
 
 def time_ratio(size: int, keep: float, tries: int = 40) -> float:

@@ -18,8 +18,9 @@ from small import recipe
 from sparsona.config import RecipeError
 from sparsona.core.adapted import Masked
 from sparsona.core.arithmetic import arithmetic
-from sparsona.export import inbox, module_of, value
+from sparsona.export import adapt, inbox, module_of, value
 from sparsona.models import build
+from sparsona.results import RunError
 from sparsona.runner import newcomers, prepare, run
 
 CNN = {"name": "digits-cnn"}
@@ -181,6 +182,17 @@ def test_newcomers_have_no_part_in_what_is_tuned_at_the_end(name, how, tmp_path)
         assert {key.split(".")[1] for key in files[min(files)]} == {"0", "1"}  # all bases of a tuned model
 
 
+def test_newcomers_of_any_method_learn_as_fast_as_all_began():
+    """However far the rate of the others has fallen, and here it has fallen to a millionth."""
+    models = []
+    for how in ({"lr_schedule": "exponential", "lr_decay": 1e-3}, {}):
+        device, fleet = prepare(recipe("fedavg", method=how))
+        mail = {"server": device.method.down(device.theta0, 0, device.ctx(2, "down"))}
+        models.append(device.adapted(None, mail, fleet.local(0), device.ctx(2, "adapt", 0))[1])
+    assert torch.equal(*models)
+    assert (models[0] - device.theta0).abs().max() > 0.01
+
+
 def test_bad_shares_of_newcomers_are_refused():
     with pytest.raises(RecipeError, match=r"fleet.hold_out = 0.01: that is 0 of data.clients = 6"):
         recipe("fedavg", fleet={"hold_out": 0.01})
@@ -188,6 +200,20 @@ def test_bad_shares_of_newcomers_are_refused():
         recipe("fedavg", fleet={"hold_out": 0.67})
     with pytest.raises(RecipeError, match=r"fleet.hold_out = 0.5: must be 0 for a method without a server"):
         recipe("dadpfl", fleet={"hold_out": 0.5})
+
+
+def test_a_stranger_is_told_what_it_cannot_change(tmp_path):
+    done = run(recipe("pfedgate", rounds=1, method={"keep": [0.5] * 6}), tmp_path / "run")
+    _, fleet = prepare(done.recipe)
+    file, part = tmp_path / "mine.npz", fleet.parts[0].train
+    np.savez(file, x=fleet.dataset.x[part].numpy(), y=fleet.dataset.y[part].numpy())
+    words = ("adapt", str(done.path), "--data", str(file))
+    assert "method.keep is a list, so say what this one has: method.keep=..." in refused(*words)
+    for change in ("model.name=digits-cnn", "method.name=fedavg"):
+        assert refused(*words, change)
+    with pytest.raises(RunError, match="a newcomer uses the run's model and method"):
+        adapt(done, file, overrides=["model.name=digits-cnn"])
+    assert "accuracy" in ok(*words, "method.keep=0.3", "--json").stdout
 
 
 def test_a_stranger_adapts(tmp_path):

@@ -52,6 +52,8 @@ def adapt(
     """Let a client join that was never part of a finished run; tell how its model does, and write it."""
     _ready(run, to)
     recipe = changed({None: tables(run.recipe)}, None, [override(text) for text in overrides])
+    if recipe.model != run.recipe.model or type(recipe.method) is not type(run.recipe.method):
+        raise RunError(f"{run.path}: a newcomer uses the run's model and method; only other fields can be changed")
     device, fleet = prepare(recipe, data_dir)
     if not isinstance(device.method, StarMethod):
         raise RunError(f"{run.path}: without a server there is nobody whom a newcomer could ask")
@@ -62,8 +64,11 @@ def adapt(
         mail = inbox(run, device, k)
         result = device.handle(Job("adapt", device.rounds - 1, k, None, mail))
     except (KeyError, IndexError) as error:
-        name = tables(recipe)["method"]["name"]
-        raise RunError(f"{run.path}: {name} has nothing for a client {k}: {type(error).__name__} {error}") from error
+        fields = tables(recipe)["method"]
+        lists = [n for n, v in fields.items() if isinstance(v, (list, tuple)) and len(v) == fleet.clients]
+        hint = f"; method.{lists[0]} is a list, so say what this one has: method.{lists[0]}=..." if lists else ""
+        what = f"{fields['name']} has nothing for a client {k}{hint}: {type(error).__name__} {error}"
+        raise RunError(f"{run.path}: {what}") from error
     assert result.score is not None
     told = {"client": k, "train_samples": len(local), **metrics({k: result.score})}
     if to is None:

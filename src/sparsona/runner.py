@@ -370,7 +370,7 @@ class _Loop:
         if done.left_out:
             row["why_left_out"] = {str(k): why for k, why in sorted(done.left_out.items())}
         if done.notes:
-            row["notes"] = {name: _mean(done.notes, name) for name in next(iter(done.notes.values()))}
+            row["notes"] = _means(done.notes)
         if done.clock:
             row["clock"] = _clock(done.clock)
         for point in ("before", "shared", "validation", "unfinished", "finished"):
@@ -467,8 +467,11 @@ class _Loop:
                 )
 
 
-def _mean(notes: dict[int, dict[str, float]], name: str) -> float:
-    return sum(notes[k][name] for k in sorted(notes)) / len(notes)
+def _means(notes: dict[int, dict[str, float]]) -> dict[str, float]:
+    """By name the mean over those clients who tell it, in the order of who tells most."""
+    fullest = max(notes.values(), key=len)  # the first of them, where all tell the same
+    told = {name: [notes[k][name] for k in sorted(notes) if name in notes[k]] for name in fullest}
+    return {name: sum(each) / len(each) for name, each in told.items()}
 
 
 def _clock(clock: dict[int, tuple[float, float]]) -> dict[str, float]:

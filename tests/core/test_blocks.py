@@ -50,6 +50,16 @@ def test_rows_hold_their_bias():
     assert cut.units
 
 
+def test_rows_leave_the_head_whole():
+    """Two layers of four units: the body is cut, the head, weights and bias, is one block that is always kept."""
+    head = (Slot("h.w", (4, 4), "weight", "h", 16, 1, head=True), Slot("h.b", (4,), "bias", "h", 32, 1, head=True))
+    cut = rows(Layout((*LAYER.slots, *head)), 2, 0.25)
+    assert cut.index.tolist() == [0] * 3 + [1] * 9 + [0, 1, 1, 1] + [2] * 20
+    assert cut.first.tolist() == [True, False, True]
+    for budget in ("reference", "exact", "layers"):
+        assert select(torch.zeros(3), cut, 0.7, 0.25, greedy_value, budget).tolist() == [True, False, True]
+
+
 def test_channels_of_a_convolution():
     """In the vector a weight lies as output, row, column, input: [2, 1, 2, 4]."""
     cut = channels(CONV, 2, 0.25)
@@ -95,8 +105,8 @@ def test_select_by_hand():
     assert select(importance, cut, 1.0, 0.25, greedy_value).all()
 
 
-def test_a_budget_below_the_first_blocks_says_what_is_needed():
-    with pytest.raises(ValueError, match=r"keep: 0.1 of 16 entries is 1, but first blocks hold 2 .* at least 0.125"):
+def test_a_budget_below_the_first_blocks_is_refused():
+    with pytest.raises(ValueError, match=r"keep: 0.1 of 16 entries is 1, but first blocks hold 2 and are always kept"):
         room(flat(LAYER, 5, 0.1), 0.1)
     with pytest.raises(ValueError, match="first blocks hold 16"):
         room(flat(LAYER, 1, 0.5), 0.5)
@@ -121,7 +131,7 @@ def layouts(draw):
     st.floats(0.02, 1.0),
     st.sampled_from(sorted(SPLITTERS)),
     st.sampled_from(sorted(SELECTORS)),
-    st.sampled_from(["reference", "exact"]),
+    st.sampled_from(["reference", "exact", "layers"]),
     st.integers(0, 2**32 - 1),
 )
 def test_never_more_than_the_budget(layout, count, keep, splitter, selector, budget, seed):

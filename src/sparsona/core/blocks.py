@@ -109,7 +109,10 @@ def channels(layout: Layout, blocks: int, least: float) -> Blocks:
 
 
 def rows(layout: Layout, blocks: int, least: float) -> Blocks:
-    """Layers by their outputs (rows, filters), a unit's weights together with its bias: a dropped unit gives zero."""
+    """Layers by their outputs (rows, filters), a unit's weights together with its bias: a dropped unit gives zero.
+
+    The head is one block: its outputs are classes, and who drops a class can never predict it.
+    """
     layers: dict[str, list[Slot]] = {}
     for slot in layout.slots:
         layers.setdefault(slot.layer, []).append(slot)
@@ -118,7 +121,7 @@ def rows(layout: Layout, blocks: int, least: float) -> Blocks:
         units = {slot.shape[0] if slot.shape else 0 for slot in slots}
         if len(units) > 1 or 0 in units:
             raise ValueError(f'split: "rows" cannot cut layer {name!r}, whose tensors differ in their outputs')
-        parts = sizes(units.pop(), blocks, least)
+        parts = [units.pop()] if slots[0].head else sizes(units.pop(), blocks, least)
         for slot in slots:
             _number(index, slot, parts, len(first), 0)
         first += [True] + [False] * (len(parts) - 1)
@@ -145,7 +148,16 @@ def _number(index: Tensor, slot: Slot, parts: list[int], begin: int, way: int | 
 @lru_cache(maxsize=16)
 def cut(splitter: Splitter, layout: Layout, blocks: int, least: float) -> Blocks:
     """What a splitter makes of a layout, made once: all clients of one budget share it."""
-    return splitter(layout, blocks, least)
+    name = getattr(splitter, "__name__", repr(splitter))
+    try:
+        found = splitter(layout, blocks, least)
+    except ValueError:
+        raise
+    except Exception as error:  # whatever a stranger's function raises
+        raise ValueError(f"split: {name} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(found, Blocks):
+        raise ValueError(f"split: {name} gave a {type(found).__name__}; Blocks are needed")
+    return found
 
 
 SPLITTERS: dict[str, Splitter] = {"flat": flat, "even": even, "rows": rows, "channels": channels}

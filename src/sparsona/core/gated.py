@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from sparsona.core.blocks import SPLITTERS, Blocks, cut
 from sparsona.core.fields import Count
 from sparsona.core.gate import gate_task, sparse_weights
 from sparsona.core.imports import imported
-from sparsona.core.knapsack import SELECTORS, select
+from sparsona.core.knapsack import SELECTORS, room, select
 from sparsona.core.layout import Mask, Vector
 from sparsona.core.samples import Batch, LocalData
 from sparsona.core.task import Task, loss
@@ -112,12 +113,32 @@ class Gating(Training):
         super().__post_init__()
         if self.optimiser != "sgd":
             raise ValueError(f'optimiser = "{self.optimiser}": model and gate are trained by "sgd" alone')
+        if self.batch < 2:
+            raise ValueError(f"batch = {self.batch}: must be at least 2, as one sample has no batch statistics")
         imported("split", self.split, SPLITTERS)
         imported("selector", self.selector, SELECTORS)
 
     def least(self, keep: float) -> float:
         """s_min, the share of first blocks."""
         return min(max(1 / self.blocks, 0.1), keep)
+
+    def check(self, keep: float, ctx: Ctx) -> None:
+        """ValueError if splitter or selector fail, or first blocks alone exceed the budget, with one that would do."""
+        if self.blocks == 1 and keep < 1:
+            raise ValueError("blocks = 1: first blocks are always kept, and with one per tensor that is everything")
+        if why := self._lacking(keep, ctx):  # first blocks may grow with keep: what would do can only be tried
+            enough = next(i / 100 for i in range(math.ceil(100 * keep), 101) if not self._lacking(i / 100, ctx))
+            raise ValueError(f"{why}; keep = {enough:g} would do")
+        gated = self.gated(keep, ctx)
+        gated.choose(torch.ones(len(gated.blocks)))  # a selector of one's own shows its faults before the run
+
+    def _lacking(self, keep: float, ctx: Ctx) -> str:
+        blocks = cut(imported("split", self.split, SPLITTERS), ctx.layout.trained, self.blocks, self.least(keep))
+        try:
+            room(blocks, keep)
+        except ValueError as error:
+            return str(error)
+        return ""
 
     def gated(self, keep: float, ctx: Ctx, data: LocalData | None = None) -> Gated:
         """The model under a gate of this budget."""

@@ -23,7 +23,6 @@ from sparsona.core.budgets import Shares
 from sparsona.core.fields import Positive
 from sparsona.core.gate import fresh
 from sparsona.core.gated import LEVELS, Gating, levels
-from sparsona.core.knapsack import room
 from sparsona.core.layout import replaced
 from sparsona.core.portable import gated_module
 from sparsona.core.task import Sgd
@@ -57,7 +56,7 @@ class PFedGate(Gating):
 
     def start(self, fleet: int, ctx: Ctx) -> Vector:
         least = budgets.least("keep", self.keep, fleet)
-        room(self.gated(least, ctx).blocks, least)
+        self.check(least, ctx)
         return ctx.theta0
 
     def down(self, server: Vector, k: int, ctx: Ctx) -> Message:
@@ -133,6 +132,8 @@ class PFedGate(Gating):
         return gated_module(self.gated(client.keep, ctx, data), inbox["server"]["theta"].values, client.gate, x)
 
     def notes(self, client: Client, ctx: Ctx) -> dict[str, float]:
+        if not client.levels.any():
+            return {"sent": client.sent}  # no step was made, so nothing is known of what it keeps
         told = {f"gate weights: {level}": share for level, share in zip(LEVELS, client.levels.tolist(), strict=True)}
         return {"sparsity": 1 - client.kept, "sent": client.sent, **told}
 
