@@ -65,10 +65,19 @@ class Blocks:
         layer = of_tensor[(self.counts > 0).int().argmax(1)]
         return [layer == i for i in range(len(names))]
 
-    def spread(self, chosen: Mask, dim: int | None = None) -> Mask:
-        """Flags of blocks as a mask over entries [params], or [dim] with buffers, which are always in it."""
-        more = 0 if dim is None else dim - self.layout.dim
-        return torch.cat([chosen[self.index], torch.ones(more, dtype=torch.bool)]) if more else chosen[self.index]
+    @cached_property
+    def flops(self) -> Tensor:
+        """[L] operations of a forward pass of one sample that each block's weights take."""
+        return self.counts @ torch.tensor([2 * s.uses if len(s.shape) > 1 else 0 for s in self.layout.slots])
+
+    def flops_of(self, chosen: Mask) -> int:
+        """Operations of a forward pass of one sample with these blocks alone; all biases are added."""
+        return int((self.flops * chosen).sum()) + self.layout.flops_of([0] * len(self.layout.slots))
+
+    def spread(self, chosen: Tensor, dim: int | None = None) -> Tensor:
+        """Flags of blocks as those of entries [params], or [dim] with buffers, which are always in it."""
+        spread = chosen.index_select(0, self.index)
+        return spread if dim is None else torch.cat([spread, spread.new_ones(dim - self.layout.dim)])
 
     def share(self, chosen: Mask) -> float:
         """How much of all entries these blocks hold."""

@@ -28,8 +28,8 @@ LEVELS = ("dropped", "below 0.1", *(f"0.{i} to 0.{i + 1}" for i in range(1, 9)),
 def levels(weights: Tensor, chosen: Mask) -> Tensor:
     """The share of blocks that are dropped, and of kept ones by their weight [11], in the order of LEVELS."""
     edges = torch.arange(1, 10, device=weights.device) / 10
-    kept = torch.bucketize(weights.detach()[chosen], edges, right=True) + 1  # 0.1 is not below 0.1
-    return torch.bincount(torch.cat([kept, kept.new_zeros(int((~chosen).sum()))]), minlength=11) / len(chosen)
+    level = torch.bucketize(weights.detach(), edges, right=True) + 1  # 0.1 is not below 0.1
+    return torch.bincount((level * chosen).flatten(), minlength=11) / chosen.numel()
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,8 @@ class Gated:
 
     def _charge(self, samples: int, chosen: Mask) -> None:
         """Count the kept weights of the model, and the gate."""
-        kept = self.blocks.counts[chosen].sum(0).tolist()
         read = samples if self.seen is None else 1
-        forward = samples * self.blocks.layout.flops_of(kept) + read * self.gate.layout.flops()
+        forward = samples * self.blocks.flops_of(chosen) + read * self.gate.layout.flops()
         self.task.flops += 3 * forward
         self.task.forward += forward
 

@@ -204,10 +204,10 @@ class Sgd:
         if momentum:
             self.velocity = torch.zeros_like(w) if velocity is None else velocity.clone()
 
-    def step(self, g: Tensor, lr: float, move: Mask | None = None) -> None:
-        """Clip, decay, move: what ``move`` leaves out keeps its value and its velocity; the gradient is used up."""
-        if self.clip is not None:
-            g.mul_((self.clip / (g.norm() + 1e-6)).clamp(max=1.0))
+    def step(self, g: Tensor, lr: float, move: Tensor | None = None) -> None:
+        """Clip, decay, move where ``move`` is 1; where it is 0, value and velocity stay. The gradient is used up."""
+        if self.clip is not None and (bound := self.clip / (g.norm() + 1e-6)) < 1:
+            g.mul_(bound)
         if self.weight_decay:
             g.add_(self.w, alpha=self.weight_decay)
         if self.velocity is not None:
@@ -215,7 +215,7 @@ class Sgd:
         if move is not None:
             g.mul_(move)
         if self.velocity is not None:
-            self.velocity.copy_(g if move is None else torch.where(move, g, self.velocity))
+            self.velocity.copy_(g) if move is None else self.velocity.addcmul_(self.velocity, move, value=-1).add_(g)
         self.w.sub_(g, alpha=lr)
 
 

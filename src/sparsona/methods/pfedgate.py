@@ -87,8 +87,7 @@ class PFedGate(Gating):
         kept, moves = self.velocity == "client", self.momentum > 0 or self.weight_decay > 0  # without gradient, too
         model = Sgd(gated.task.flat[: ctx.layout.params], **how, velocity=client.model_velocity if kept else None)
         gate = Sgd(gated.gate.flat[: gated.gate.layout.params], **how, velocity=client.gate_velocity if kept else None)
-        sent, shares = torch.zeros(len(gated.blocks), dtype=torch.bool), list[float]()
-        used = list[Tensor]()
+        kept_blocks, scales = list[Mask](), list[Tensor]()
         batches = data.train.epochs(ctx.rng("train"), epochs, self.batch, drop_last=self.drop_last)
         with batches.rng("layers").everywhere():
             for batch in batches:
@@ -96,15 +95,21 @@ class PFedGate(Gating):
                     continue  # one sample has no batch statistics
                 of_model, of_gate, chosen, weights = gated.gradients(batch)  # line 6
                 if both:
-                    model.step(of_model, lr, gated.blocks.spread(chosen) if moves else None)
+                    model.step(of_model, lr, gated.blocks.spread(chosen.float()) if moves else None)
                 gate.step(of_gate, lr * self.lr_gate / self.lr)  # line 7
-                sent |= chosen
-                shares.append(gated.blocks.share(chosen))
-                used.append(levels(weights, chosen))
+                kept_blocks.append(chosen)
+                scales.append(weights)
         theta, phi = gated.taken()
         moving = (model.velocity, gate.velocity) if kept else (None, None)
-        mean = (fmean(shares), gated.blocks.share(sent), torch.stack(used).mean(0)) if shares else (client.kept, 0.0)
-        return Client(client.keep, phi, *moving, *mean), theta, sent
+        if not scales:
+            return (
+                Client(client.keep, phi, *moving, client.kept),
+                theta,
+                torch.zeros(len(gated.blocks), dtype=torch.bool),
+            )
+        each, share = torch.stack(kept_blocks), gated.blocks.share
+        mean = fmean(map(share, each)), share(each.any(0)), levels(torch.stack(scales), each)
+        return Client(client.keep, phi, *moving, *mean), theta, each.any(0)
 
     def read(self, server: Vector, k: int, message: Message, ctx: Ctx) -> Answer:
         blocks = self.gated(budgets.share(self.keep, k, ctx.common), ctx).blocks
