@@ -101,15 +101,13 @@ class PFedGate(Gating):
                 scales.append(weights)
         theta, phi = gated.taken()
         moving = (model.velocity, gate.velocity) if kept else (None, None)
+        sent = torch.zeros(len(gated.blocks), dtype=torch.bool)
         if not scales:
-            return (
-                Client(client.keep, phi, *moving, client.kept),
-                theta,
-                torch.zeros(len(gated.blocks), dtype=torch.bool),
-            )
+            return Client(client.keep, phi, *moving, client.kept), theta, sent
         each, share = torch.stack(kept_blocks), gated.blocks.share
-        mean = fmean(map(share, each)), share(each.any(0)), levels(torch.stack(scales), each)
-        return Client(client.keep, phi, *moving, *mean), theta, each.any(0)
+        sent |= each.any(0)
+        used = levels(torch.stack(scales), each)
+        return Client(client.keep, phi, *moving, fmean(map(share, each)), share(sent), used), theta, sent
 
     def read(self, server: Vector, k: int, message: Message, ctx: Ctx) -> Answer:
         blocks = self.gated(budgets.share(self.keep, k, ctx.common), ctx).blocks
