@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from small import recipe
-from sparsona.config import RecipeError, load
+from sparsona.config import RecipeError, load, recipe_names
 from sparsona.core.blocks import cut, flat
 from sparsona.core.samples import LocalData
 from sparsona.core.task import loss
@@ -367,3 +367,21 @@ def test_newcomers_of_the_small_recipe_do_nearly_as_well_as_members(keep):
     done = run(load("pfedgate/small/newcomers")[f"pfedgate, s = {keep}"])
     assert done["before"]["accuracy"] > 0.9
     assert done["newcomers"]["accuracy"] > 0.8
+
+
+RATES = {  # Table 7, by data set and s: of the model, of the gate
+    "emnist-byclass": {1.0: (0.1, 0.1), 0.5: (0.1, 0.1), 0.3: (0.03, 0.5)},
+    "mnist": {1.0: (0.1, 0.1), 0.5: (0.1, 0.05), 0.3: (0.3, 0.05)},  # FEMNIST's, for MNIST by writer
+    "cifar10": {1.0: (0.03, 0.05), 0.5: (0.03, 1.5), 0.3: (0.03, 1.5)},
+    "cifar100": {1.0: (0.1, 1.5), 0.5: (0.03, 1.5), 0.3: (0.05, 0.5)},
+}
+UNPRINTED = {0.7: 0.5, 0.1: 0.3}  # they have those of a neighbour
+
+
+@pytest.mark.parametrize("name", [n for n in recipe_names() if n.startswith("pfedgate/") and "/small/" not in n])
+def test_recipes_at_the_papers_scale_have_its_learning_rates(name):
+    found = [(r.data.source, r.method) for r in load(name).values() if isinstance(r.method, PFedGate)]
+    assert found
+    for source, method in found:
+        keep = method.keep if isinstance(method.keep, float) else 0.5  # mixed budgets learn at one rate
+        assert (method.lr, method.lr_gate) == RATES[source][UNPRINTED.get(keep, keep)]
