@@ -494,7 +494,7 @@ def masks(
         if found.gap is None:
             gap = "not comparable, for some device trains nothing that could"
         else:
-            gap = "proven to be least" if found.proven else f"at most {100 * found.gap:.1f} % above the least there is"
+            gap = "proven to be least" if found.proven else f"at most {100 * found.gap:.1f} % less would be possible"
         _tell(f"bias {found.bias:,.0f}, slack {sum(found.slack):,}, together {found.objective:,.0f}: {gap}")
         if len([r for r in plan.values() if isinstance(r.method, PerFedMask)]) > 1:
             _tell(f"note: this is variant {name}; others by --only")

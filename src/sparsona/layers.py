@@ -88,7 +88,7 @@ def mask_picture(found: Solution, names: Sequence[str], path: Path) -> None:
         if found.gap is None:
             gap = "some device trains nothing that could"
         else:
-            gap = "the least there is" if found.proven else f"at most {100 * found.gap:.1f} % above the least"
+            gap = "the least there is" if found.proven else f"at most {100 * found.gap:.1f} % less possible"
         top.set_title(
             f"Layers trained (blue) by {devices} devices\n"
             f"bias {found.bias / body:.3f}, slack {sum(found.slack) / body:.3f} of the body: {gap}"

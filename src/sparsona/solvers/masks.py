@@ -102,7 +102,7 @@ class Solution:
 
     @property
     def gap(self) -> float | None:
-        """How far the objective may be above the least there is, as a share of it; None if masks are not allowed.
+        """The most by which other masks could be better, as a share of the objective; None if masks are not allowed.
 
         Masks by which an able device trains nothing may be below what allowed ones can reach.
         """
