@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
+import warnings
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -162,7 +165,7 @@ def save_module(module: nn.Module, example: Tensor, to: Path, about: Told) -> To
     records = {name: v if isinstance(v, str) else json.dumps(v) for name, v in about.items()}
     to.parent.mkdir(parents=True, exist_ok=True)
     if to.suffix == ".safetensors":
-        state = {name: t.contiguous().clone() for name, t in module.state_dict().items()}
+        state = {name: t.contiguous().clone() for name, t in module.state_dict().items() if t.numel()}
         write(to, save(state, metadata=records))
     else:
         _onnx(module, example, to, records)
@@ -177,16 +180,33 @@ def _onnx(module: nn.Module, example: Tensor, to: Path, records: dict[str, str])
     except ImportError as error:
         raise RunError(f"to = {str(to)!r}: ONNX needs pip install 'sparsona[onnx]' ({error})") from error
     two = torch.cat([example, example]).contiguous()  # a batch of one would be taken for a fixed size
-    program = torch.onnx.export(
-        module.eval(),
-        (two,),
-        input_names=["x"],
-        output_names=["logits"],
-        dynamic_shapes=({0: torch.export.Dim("batch")},),
-        dynamo=True,
-        verbose=False,
-    )
+    with _quiet():
+        program = torch.onnx.export(
+            module.eval(),
+            (two,),
+            input_names=["x"],
+            output_names=["logits"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            dynamo=True,
+            verbose=False,
+        )
     assert program is not None
     proto = program.model_proto
+    graph = proto.graph
+    for part in (graph, *graph.node, *graph.initializer, *graph.value_info, *graph.input, *graph.output):
+        del part.metadata_props[:]  # source lines and folders of this machine, often more than the weights
     onnx.helper.set_model_props(proto, records)
     write(to, proto.SerializeToString())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter has to say of its own code; what stops it is raised."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
