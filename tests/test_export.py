@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from small import recipe
 from sparsona.config import RecipeError
 from sparsona.core.adapted import Masked
 from sparsona.core.arithmetic import arithmetic
-from sparsona.export import adapt, inbox, module_of, value
+from sparsona.export import adapt, export, inbox, module_of, value
 from sparsona.models import build
 from sparsona.results import RunError
 from sparsona.runner import newcomers, prepare, run
@@ -117,6 +118,27 @@ def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
         subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
         with torch.no_grad():
             assert np.allclose(np.load("logits.npy"), module(x).numpy(), atol=1e-4)
+
+
+def test_who_never_took_part_is_exported_with_a_warning(tmp_path):
+    """Its gate is untrained: the command says so, and writes it all the same."""
+    done = run(recipe("pfedgate", rounds=1), tmp_path / "run")
+    joined = sorted(done.rounds[0]["participants"])
+    (absent, *_) = sorted(set(range(6)) - set(joined))
+    words = ("-m", "sparsona", "export", str(done.path), "--to", str(tmp_path / "m.safetensors"), "--client")
+    for k, told in ((absent, True), (joined[0], False)):
+        called = subprocess.run(
+            [sys.executable, *words, str(k)], check=True, timeout=120, capture_output=True, text=True
+        )
+        text = " ".join(called.stderr.split())
+        assert (f"warning: client {k} took part in no round" in text) == told
+        assert ("is untrained; export another client" in text) == told
+        assert "parameters" in called.stdout
+    nothing_kept = run(recipe("fedavg", rounds=1), tmp_path / "shared")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for k in range(6):
+            export(nothing_kept, k, tmp_path / "m.safetensors")
 
 
 @pytest.mark.parametrize("split", ["flat", "rows"])

@@ -43,8 +43,14 @@ def export(run: Run, k: int, to: Path, data_dir: Path | None = None) -> Told:
     device, fleet = prepare(run.recipe, data_dir)
     if not 0 <= k < fleet.clients:
         raise RunError(f"client = {k}: must be from 0 to {fleet.clients - 1}, as in {run.path}")
-    client, mail = value(run, device, k), inbox(run, device, k)
-    module = module_of(device, client, mail, fleet.local(k), k, new=k in newcomers(run.recipe))
+    client, mail, new = value(run, device, k), inbox(run, device, k), k in newcomers(run.recipe)
+    if client is not None and not new and not kept(run, k).is_file():
+        warnings.warn(
+            f"client {k} took part in no round: its model has the server's weights, but what it keeps for itself, such "
+            "as a gate, is untrained; export another client, or run more rounds or with a larger fleet.per_round",
+            stacklevel=2,
+        )
+    module = module_of(device, client, mail, fleet.local(k), k, new=new)
     return save_module(module, fleet.local(k).train.at(torch.tensor([0]))[0], to, about(run.recipe, fleet, k))
 
 
@@ -120,9 +126,14 @@ def stranger(path: Path, fleet: Fleet, recipe: Recipe) -> tuple[Samples, Samples
     return train, validation, test
 
 
+def kept(run: Run, k: int) -> Path:
+    """The file of what client k keeps; there is none if it never took part or its method keeps nothing."""
+    return run.path / "state" / f"client-{k:05d}.safetensors"
+
+
 def value(run: Run, device: Device, k: int) -> Any:
     """What client k keeps at the end of a run."""
-    file = run.path / "state" / f"client-{k:05d}.safetensors"
+    file = kept(run, k)
     if not file.is_file():
         return device.method.join(k, device.ctx(0, "join", k))
     return loads(file.read_bytes(), types_of(device.method))
