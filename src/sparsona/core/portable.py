@@ -178,7 +178,7 @@ class Pieces(nn.Module):
     def forward(self, weights: Tensor) -> Tensor:
         """The tensor, as its model has it, for these weights [kept blocks]."""
         if self.pieces:
-            kept = iter(self.values.split([n for block, n in self.pieces if block >= 0], self.along))
+            kept = iter(torch.split(self.values, [n for block, n in self.pieces if block >= 0], self.along))
             parts, shape = list[Tensor](), list(self.values.shape)
             for block, n in self.pieces:
                 shape[self.along] = n
