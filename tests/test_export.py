@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from small import recipe
 from sparsona.config import RecipeError
 from sparsona.core.adapted import Masked
 from sparsona.core.arithmetic import arithmetic
-from sparsona.export import adapt, inbox, module_of, value
+from sparsona.export import adapt, export, inbox, module_of, value
 from sparsona.models import build
 from sparsona.results import RunError
 from sparsona.runner import newcomers, prepare, run
@@ -49,7 +50,8 @@ def test_a_gated_module_equals_the_masked_model(how, tmp_path):
         assert torch.allclose(module(x), want, atol=1e-5)
     assert not chosen.all()
     size = sum(p.numel() for name, p in module.named_parameters() if not name.startswith("gate."))
-    assert (size < 0.7 * device.task.layout.params) == (how["split"] == "rows")
+    kept = int(gated.blocks.sizes[chosen].sum())
+    assert size < kept if how["split"] == "rows" else size == kept  # inputs that come from dropped units are gone, too
 
 
 def test_client_wise_weights_are_multiplied_in(tmp_path):
@@ -116,6 +118,54 @@ def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
         subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
         with torch.no_grad():
             assert np.allclose(np.load("logits.npy"), module(x).numpy(), atol=1e-4)
+
+
+def test_who_never_took_part_is_exported_with_a_warning(tmp_path):
+    """Its gate is untrained: the command says so, and writes it all the same."""
+    done = run(recipe("pfedgate", rounds=1), tmp_path / "run")
+    joined = sorted(done.rounds[0]["participants"])
+    (absent, *_) = sorted(set(range(6)) - set(joined))
+    words = ("-m", "sparsona", "export", str(done.path), "--to", str(tmp_path / "m.safetensors"), "--client")
+    for k, told in ((absent, True), (joined[0], False)):
+        called = subprocess.run(
+            [sys.executable, *words, str(k)], check=True, timeout=120, capture_output=True, text=True
+        )
+        text = " ".join(called.stderr.split())
+        assert (f"warning: client {k} took part in no round" in text) == told
+        assert ("is untrained; export another client" in text) == told
+        assert "parameters" in called.stdout
+    nothing_kept = run(recipe("fedavg", rounds=1), tmp_path / "shared")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for k in range(6):
+            export(nothing_kept, k, tmp_path / "m.safetensors")
+
+
+@pytest.mark.parametrize("split", ["flat", "rows"])
+def test_files_are_smaller_than_the_dense_model_and_predict_alike(split, tmp_path):
+    """Dropped values are in neither file, nor is anything about the machine that wrote it."""
+    how = {"name": "digits-lenet"}
+    done, device, fleet, client, mail = finished(tmp_path / "run", "pfedgate", model=how, method={"split": split})
+    data, ctx = fleet.local(0), device.ctx(0, "personal", 0, 0)
+    dense, gated = 4 * device.task.layout.params, device.method.gated(client.keep, ctx)
+    x, _ = data.train.at(torch.arange(len(data)))  # for these the run chooses as the exported model has
+    with torch.no_grad():
+        gated.load(mail["server"]["theta"].values, client.gate, train=False)
+        _, chosen = gated.weights(x)
+    values = int(gated.blocks.sizes[chosen].sum()) + int(chosen.sum()) * (x[0].numel() + 5) + 10  # kept, gate, norm
+    file = tmp_path / "m.safetensors"
+    ok("export", str(done.path), "--client", "0", "--to", str(file))
+    assert file.stat().st_size < min(dense, 4 * values + 5_000)
+    for needed in ("onnx", "onnxscript"):
+        pytest.importorskip(needed, reason=f"{needed} is not here: pip install 'sparsona[onnx]'")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'sparsona[onnx]'")
+    file = tmp_path / "m.onnx"
+    ok("export", str(done.path), "--client", "0", "--to", str(file))
+    assert file.stat().st_size < min(dense, 4 * values + 20_000)
+    assert not re.search(rb"\.py|stack_trace", file.read_bytes())
+    found = onnxruntime.InferenceSession(str(file)).run(["logits"], {"x": x.contiguous().numpy()})[0]
+    want = device.method.personal(client, mail, data, ctx)(x)
+    assert np.allclose(found, want.numpy(), atol=1e-5)
 
 
 def test_newcomers_never_take_part(tmp_path):

@@ -6,9 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparsona.checks.measure import layout_of
 from sparsona.core.blocks import SPLITTERS, Blocks, channels, equal, even, flat, rows, sizes
 from sparsona.core.knapsack import SELECTORS, exact, greedy_ratio, greedy_value, room, select
 from sparsona.core.layout import Layout, Slot
+from sparsona.core.rng import Rng
 
 LAYER = Layout((Slot("l.w", (4, 3), "weight", "l", 0, 1), Slot("l.b", (4,), "bias", "l", 12, 1)))
 CONV = Layout((Slot("c.w", (2, 4, 1, 2), "weight", "c", 0, 1), Slot("c.b", (2,), "bias", "c", 16, 1)))
@@ -159,3 +161,19 @@ def test_exact_is_never_worse(items, capacity):
     if len(items) <= 8:  # and it is the best of all
         every = (np.array([m >> i & 1 for i in range(len(items))], dtype=bool) for m in range(1 << len(items)))
         assert best == max(values[m].sum() for m in every if entries[m].sum() <= capacity)
+
+
+@pytest.mark.parametrize("split", [flat, even])
+def test_the_reference_budget_may_leave_nothing_to_choose(split):
+    """CIFAR-10's LeNet, B = 5, as the docs tell: one selection at s = 0.3, at 0.5 one of four twice."""
+    blocks = split(layout_of("lenet-cifar", 10, (3, 32, 32)).trained, 5, 0.2)
+    assert len(blocks) == 50
+    for keep, selections, varying in ((0.3, 1, 0), (0.5, 16, 8)):
+        draws = (Rng(1, i).uniform(50) for i in range(300))
+        found = torch.stack([select(g, blocks, keep, 0.2, greedy_value) for g in draws])
+        assert len(found.unique(dim=0)) == selections
+        assert int((found.any(0) & ~found.all(0)).sum()) == varying
+    for keep, varying in ((0.3, 36), (0.5, 40)):
+        draws = (Rng(1, i).uniform(50) for i in range(300))
+        found = torch.stack([select(g, blocks, keep, 0.2, greedy_value, "exact") for g in draws])
+        assert int((found.any(0) & ~found.all(0)).sum()) == varying

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from sparsona.core.aggregate import Mean
 from sparsona.core.fields import Count
+from sparsona.core.initial import redrawn
 from sparsona.core.portable import Mixture, plain
 from sparsona.core.samples import Samples
 from sparsona.core.task import Task
 from sparsona.core.training import Ctx, State, Training, train_on
 from sparsona.core.wire import Message, Values
-from sparsona.method import Inbox, LocalData, Model, Rng, Vector
+from sparsona.method import Inbox, LocalData, Model, Vector
 
 Answer = tuple[Vector, int]  # all models, one after the other, and the number of samples
 
@@ -27,16 +28,6 @@ Answer = tuple[Vector, int]  # all models, one after the other, and the number o
 class Client:
     mixture: Tensor  # pi_k [models]
     states: tuple[State | None, ...] | None = None  # what the optimiser of each model keeps
-
-
-def redrawn(task: Task, theta: Vector, rng: Rng) -> Vector:
-    """Another initial model: every layer that can draw its first weights draws them anew, by the key."""
-    task.load(theta)
-    with rng.everywhere():
-        for module in task.model.modules():
-            if callable(draw := getattr(module, "reset_parameters", None)):
-                draw()
-    return task.flat.clone()
 
 
 def mixed(task: Task, models: tuple[Vector, ...], mixture: Tensor, x: Tensor) -> Tensor:
