@@ -82,8 +82,11 @@ HOW = """\
   batches of 128 with decay and clipping, pool engine with two workers, FedSpa and FedAvg in turns.
 - **fedpse** ([fedpse.py](../benchmarks/fedpse.py)): p = 0.9 on ConvNet2. Bytes are those of three rounds of three
   clients, both ways, after a first one in which the server has nothing to say, over FedAvg's. Rounds: all of 10
-  clients, 600 Fashion-MNIST samples each, an epoch of Adam in batches of 64, pool engine with two workers, in turns
-  with FedAvg.
+  clients, 6,000 Fashion-MNIST samples each as in the paper, an epoch of Adam in batches of 64, pool engine with two
+  workers, in turns with FedAvg.
+- **gate** ([gate.py](../benchmarks/gate.py)): a training batch of pFedGate over one of FedAvg, LeNet for CIFAR-10
+  (256,830 weights), one thread, blocks of rows with a budget per layer, the gate included. Time is the median of the
+  ratios of neighbouring steps that take turns; memory is the most that a step allocates at once.
 - **masks** ([masks.py](../benchmarks/masks.py)): layer masks of PerFedMask by the default solver, in seconds of one
   core. Different devices have budgets drawn from 0.3 of the body to all of it, and layers of sizes over two decades;
   with layers of even sizes, from 0.4. The best of 200 random masks is then about 1 and 0.76 of the body. Of the paper's

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,9 @@ from small import recipe
 from sparsona.config import RecipeError
 from sparsona.core.adapted import Masked
 from sparsona.core.arithmetic import arithmetic
-from sparsona.export import inbox, module_of, value
+from sparsona.export import adapt, export, inbox, module_of, value
 from sparsona.models import build
+from sparsona.results import RunError
 from sparsona.runner import newcomers, prepare, run
 
 CNN = {"name": "digits-cnn"}
@@ -48,7 +50,8 @@ def test_a_gated_module_equals_the_masked_model(how, tmp_path):
         assert torch.allclose(module(x), want, atol=1e-5)
     assert not chosen.all()
     size = sum(p.numel() for name, p in module.named_parameters() if not name.startswith("gate."))
-    assert (size < 0.7 * device.task.layout.params) == (how["split"] == "rows")
+    kept = int(gated.blocks.sizes[chosen].sum())
+    assert size < kept if how["split"] == "rows" else size == kept  # inputs that come from dropped units are gone, too
 
 
 def test_client_wise_weights_are_multiplied_in(tmp_path):
@@ -117,6 +120,54 @@ def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
             assert np.allclose(np.load("logits.npy"), module(x).numpy(), atol=1e-4)
 
 
+def test_who_never_took_part_is_exported_with_a_warning(tmp_path):
+    """Its gate is untrained: the command says so, and writes it all the same."""
+    done = run(recipe("pfedgate", rounds=1), tmp_path / "run")
+    joined = sorted(done.rounds[0]["participants"])
+    (absent, *_) = sorted(set(range(6)) - set(joined))
+    words = ("-m", "sparsona", "export", str(done.path), "--to", str(tmp_path / "m.safetensors"), "--client")
+    for k, told in ((absent, True), (joined[0], False)):
+        called = subprocess.run(
+            [sys.executable, *words, str(k)], check=True, timeout=120, capture_output=True, text=True
+        )
+        text = " ".join(called.stderr.split())
+        assert (f"warning: client {k} took part in no round" in text) == told
+        assert ("is untrained; export another client" in text) == told
+        assert "parameters" in called.stdout
+    nothing_kept = run(recipe("fedavg", rounds=1), tmp_path / "shared")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for k in range(6):
+            export(nothing_kept, k, tmp_path / "m.safetensors")
+
+
+@pytest.mark.parametrize("split", ["flat", "rows"])
+def test_files_are_smaller_than_the_dense_model_and_predict_alike(split, tmp_path):
+    """Dropped values are in neither file, nor is anything about the machine that wrote it."""
+    how = {"name": "digits-lenet"}
+    done, device, fleet, client, mail = finished(tmp_path / "run", "pfedgate", model=how, method={"split": split})
+    data, ctx = fleet.local(0), device.ctx(0, "personal", 0, 0)
+    dense, gated = 4 * device.task.layout.params, device.method.gated(client.keep, ctx)
+    x, _ = data.train.at(torch.arange(len(data)))  # for these the run chooses as the exported model has
+    with torch.no_grad():
+        gated.load(mail["server"]["theta"].values, client.gate, train=False)
+        _, chosen = gated.weights(x)
+    values = int(gated.blocks.sizes[chosen].sum()) + int(chosen.sum()) * (x[0].numel() + 5) + 10  # kept, gate, norm
+    file = tmp_path / "m.safetensors"
+    ok("export", str(done.path), "--client", "0", "--to", str(file))
+    assert file.stat().st_size < min(dense, 4 * values + 5_000)
+    for needed in ("onnx", "onnxscript"):
+        pytest.importorskip(needed, reason=f"{needed} is not here: pip install 'sparsona[onnx]'")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'sparsona[onnx]'")
+    file = tmp_path / "m.onnx"
+    ok("export", str(done.path), "--client", "0", "--to", str(file))
+    assert file.stat().st_size < min(dense, 4 * values + 20_000)
+    assert not re.search(rb"\.py|stack_trace", file.read_bytes())
+    found = onnxruntime.InferenceSession(str(file)).run(["logits"], {"x": x.contiguous().numpy()})[0]
+    want = device.method.personal(client, mail, data, ctx)(x)
+    assert np.allclose(found, want.numpy(), atol=1e-5)
+
+
 def test_newcomers_never_take_part(tmp_path):
     r = recipe("pfedgate", rounds=4, fleet={"per_round": 2, "hold_out": 0.34})
     new = newcomers(r)
@@ -163,7 +214,7 @@ def test_newcomers_have_no_part_in_what_is_tuned_at_the_end(name, how, tmp_path)
     new = newcomers(r)
     assert not {row["client"] for row in done.rows("clients")} & set(new)
     assert all(row["validation"]["clients"] == 4 for row in done.rounds)
-    assert done.summary["finished"]["clients"] == done.summary["shared"]["clients"] == 4
+    assert all(done.summary[point]["clients"] == 4 for point in ("finished", "unfinished", "shared"))
     assert done.summary["newcomers"]["clients"] == 2
     files = {int(f.stem[-5:]): load_file(f) for f in (done.path / "models").iterdir()}
     assert files.keys() == set(range(6)) - set(new)
@@ -181,6 +232,17 @@ def test_newcomers_have_no_part_in_what_is_tuned_at_the_end(name, how, tmp_path)
         assert {key.split(".")[1] for key in files[min(files)]} == {"0", "1"}  # all bases of a tuned model
 
 
+def test_newcomers_of_any_method_learn_as_fast_as_all_began():
+    """However far the rate of the others has fallen, and here it has fallen to a millionth."""
+    models = []
+    for how in ({"lr_schedule": "exponential", "lr_decay": 1e-3}, {}):
+        device, fleet = prepare(recipe("fedavg", method=how))
+        mail = {"server": device.method.down(device.theta0, 0, device.ctx(2, "down"))}
+        models.append(device.adapted(None, mail, fleet.local(0), device.ctx(2, "adapt", 0))[1])
+    assert torch.equal(*models)
+    assert (models[0] - device.theta0).abs().max() > 0.01
+
+
 def test_bad_shares_of_newcomers_are_refused():
     with pytest.raises(RecipeError, match=r"fleet.hold_out = 0.01: that is 0 of data.clients = 6"):
         recipe("fedavg", fleet={"hold_out": 0.01})
@@ -188,6 +250,20 @@ def test_bad_shares_of_newcomers_are_refused():
         recipe("fedavg", fleet={"hold_out": 0.67})
     with pytest.raises(RecipeError, match=r"fleet.hold_out = 0.5: must be 0 for a method without a server"):
         recipe("dadpfl", fleet={"hold_out": 0.5})
+
+
+def test_a_stranger_is_told_what_it_cannot_change(tmp_path):
+    done = run(recipe("pfedgate", rounds=1, method={"keep": [0.5] * 6}), tmp_path / "run")
+    _, fleet = prepare(done.recipe)
+    file, part = tmp_path / "mine.npz", fleet.parts[0].train
+    np.savez(file, x=fleet.dataset.x[part].numpy(), y=fleet.dataset.y[part].numpy())
+    words = ("adapt", str(done.path), "--data", str(file))
+    assert "method.keep is a list, so say what this one has: method.keep=..." in refused(*words)
+    for change in ("model.name=digits-cnn", "method.name=fedavg"):
+        assert refused(*words, change)
+    with pytest.raises(RunError, match="a newcomer uses the run's model and method"):
+        adapt(done, file, overrides=["model.name=digits-cnn"])
+    assert "accuracy" in ok(*words, "method.keep=0.3", "--json").stdout
 
 
 def test_a_stranger_adapts(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from command import enter, ok, refused
 from sparsona.layers import SHARES, Timed, proposed, spans
 
+LIST = "variants.perfedmask.method.budget=[0.5]"
 RECIPE = ("perfedmask/small/main", "variants.perfedmask.method.budget=0.25")
 
 
@@ -31,8 +32,8 @@ def test_masks_as_json():
     assert [layer["parameters"] for layer in found["layers"]] == [4160, 6240, 6208, 3120, 1568]
     assert found["layers"][0]["name"] == "hidden.0"
     weak, strong = found["devices"]
-    assert weak == {"devices": list(range(10)), "budget": 5324, "trained": 4688, "slack": 636, "layers": [4, 5]}
-    assert strong["layers"] == [1, 2, 3, 4, 5]
+    assert weak == {"devices": list(range(10)), "budget": 5324, "trained": 4688, "slack": 636, "layers": [3, 4]}
+    assert strong["layers"] == [0, 1, 2, 3, 4]
     assert (found["bias"], found["slack"], found["gap"]) == (pytest.approx(10648), 6360, 0)
 
 
@@ -49,7 +50,9 @@ def test_the_budget_that_suits_this_device():
     assert [step["budget"] for step in found["steps"]] == list(SHARES)
     assert [step["trained"] for step in found["steps"]][::4] == [21296, 4688]
     assert found["steps"][-1]["trained"] == 0  # 1331 is below the smallest layer
-    assert all(step["milliseconds"] > 0 for step in found["steps"])
+    took = [step["milliseconds"] for step in found["steps"]]
+    assert took == sorted(took, reverse=True)  # a smaller budget never costs more
+    assert took[-1] > 0
     assert "--step " in ok("masks", *RECIPE, "--measure").stdout
     assert "no budget keeps a step within 1e-06 ms" in ok("masks", *RECIPE, "--measure", "--step", "1e-6").stdout
 
@@ -69,4 +72,6 @@ def test_spans():
 def test_bad_input():
     assert "none of its methods has layer masks; perfedmask is needed" in refused("masks", "quickstart")
     assert "step = 2: must be above 0, and is for --measure" in refused("masks", *RECIPE, "--step", "2")
+    for measure in ([], ["--measure"]):
+        assert "a list of 1; 20 are needed" in refused("masks", *RECIPE, *measure, LIST)
     assert "step = 0: must be above 0" in refused("masks", *RECIPE, "--measure", "--step", "0")

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,8 @@ def saved(**changes: Any) -> str:
 def test_every_table_that_comes_with_us_can_be_run(name: str) -> None:
     recipes, made = plan(name)
     table = made.table
-    assert len(recipes) == len(table.columns) * len(table.rows) * len(table.seeds)
+    own = [column for column in table.columns if column.recipe]
+    assert len(recipes) == len(own) * len(table.rows) * len(table.seeds)
     assert list(made.runs) == list(recipes)
     printed = [figure for row in table.rows for figure in row.printed]
     assert all(0 < figure < 100 for figure in printed if figure != "-")
@@ -125,6 +127,7 @@ def test_only_must_be_known() -> None:
         ({"seeds": "[-1]"}, "seeds[0] = -1: must be a whole number, at least 0"),
         ({"metric": '"acuracy"'}, 'metric = "acuracy": must be one of "accuracy"'),
         ({"metric": '"flops"', "round": '"best"'}, 'metric = "flops": point and round are for accuracy only'),
+        ({"metric": '"flops"', "variant": '"own"\\npoint = "before"'}, "point and round are for accuracy only"),
         ({"metric": '"note"'}, 'note = "": must be given for metric "note", and for no other'),
         ({"note": '"sparsity"'}, 'note = "sparsity": must be given for metric "note"'),
         ({"unit": "1e9"}, "unit = 1000000000.0: accuracy is in percent and takes no unit"),
@@ -163,6 +166,14 @@ def test_what_a_table_may_not_say_is_told_before_anything_is_run(
         ('recipe = "two.toml" }', 'recip = "two.toml" }', 'columns[0].recip: no such field; did you mean "recipe"?'),
         ('variant = "shared"\n', "", "rows[0].variant is missing: paper/two.toml; allowed: own, shared"),
         ('name = "skewed-10"', 'name = "Mild"', 'columns[1].name = "Mild": given twice'),
+        ('recipe = "two.toml" }', "changes = [] }", "columns[0] (mild): must have either a recipe, or be of another"),
+        ('"two.toml" }', '"two.toml", of = "x" }', "columns[0] (mild): must have either a recipe, or be of another"),
+        ('recipe = "two.toml" }', 'of = "skewed" }', 'no such column with a recipe; did you mean "skewed-10"?'),
+        ('recipe = "two.toml" }', 'of = "mild" }', 'columns[0].of = "mild": no such column with a recipe; allowed: s'),
+        ('recipe = "two.toml", ch', 'of = "mild", ch', "columns[1].changes: skewed-10 has the runs of mild, as they"),
+        ('"two.toml" }', '"two.toml", point = "newcomers" }', 'point = "newcomers": paper/two.toml has none; chan'),
+        ('"two.toml" }', '"two.toml", metric = "flops" }', 'columns[0].metric = "flops": must be one of "accuracy"'),
+        ('variant = "own"', 'variant = "own"\npoint = "after"', 'point = "after": paper/two.toml is tested before on'),
         ("[[rows]]", "[[row]]", "row: no such field"),
         ("columns = [", "columns = 3\nx = [", "columns = 3: must be a list of tables"),
         ('source = "Nobody, Table 1"', "", "source is missing"),
@@ -250,12 +261,21 @@ def test_differences_worked_out_by_hand(folder: Path) -> None:
         ({"metric": "flops", "unit": 1e9}, 4.0),
         ({"metric": "accuracy"}, 50.0),
         ({"metric": "accuracy", "round": "best"}, 70.0),
+        ({"metric": "accuracy by sample"}, 50.0),
+        ({"metric": "accuracy by sample", "round": "best"}, 75.0),  # 60 of 80
     ],
 )
 def test_what_can_be_measured(folder: Path, more: dict[str, Any], value: float) -> None:
     run = make(folder / "one", FEDAVG[::-1])
     (row,) = result(Reproduction(paper(**more), {"one": ("c", "m")}), [run]).json()
     assert row["mean"] == pytest.approx(value)
+
+
+def test_the_bottom_decile_of_the_best_round_is_that_of_the_round_with_the_best_mean(folder: Path) -> None:
+    run = make(folder / "one", [{0: (9, 10), 1: (2, 10)}, {0: (5, 10), 1: (5, 10)}])
+    for when, value in (("last", 50.0), ("best", 20.0)):
+        (row,) = result(Reproduction(paper(metric="bottom decile", round=when), {"one": ("c", "m")}), [run]).json()
+        assert row["mean"] == pytest.approx(value)
 
 
 def test_points_beside_the_one_that_is_compared(folder: Path) -> None:
@@ -270,9 +290,72 @@ def test_points_beside_the_one_that_is_compared(folder: Path) -> None:
     assert row["before"] == pytest.approx(100 * last["before"]["accuracy"])
     assert sheet.markdown().startswith("| setting | method | paper | ours | difference | ours before | seeds |\n")
     assert f"| {row['before']:.1f} | 1 |" in sheet.markdown()
+    table = paper()
+    own = replace(table, rows=(replace(table.rows[0], point="after"),))  # the row's, where the table has none
+    assert result(Reproduction(own, made.runs), [Run.open("x")]).json() == sheet.json()
     assert compare([Run.open("x")]).rows[0]["after_accuracy"] == last["after"]["accuracy"]
     (row,) = result(Reproduction(paper(metric="flops"), made.runs), [Run.open("x")]).json()
     assert "before" not in row
+
+
+MORE = """
+title = "t"
+source = "s"
+columns = [
+  { name = "c",        recipe = "two.toml" },
+  { name = "c-bottom", of = "c", metric = "bottom decile" },
+  { name = "c-new",    of = "c", point = "newcomers" },
+]
+
+[[rows]]
+name = "FedAvg"
+variant = "shared"
+printed = [70, 45, 65]
+
+[[rows]]
+name = "Ditto"
+variant = "own"
+point = "after"
+printed = [71, "-", 66]
+"""
+
+
+def test_several_figures_of_the_same_runs(folder: Path) -> None:
+    changed = "changes = [\"fleet.hold_out=0.25\", \"evaluate.points=['before', 'after']\"]"
+    Path("paper/more.toml").write_text(MORE.replace('"two.toml"', f'"two.toml", {changed}'))
+    recipes, made = plan("paper/more.toml")
+    assert list(recipes) == ["c FedAvg seed=1", "c Ditto seed=1"]
+    assert list(plan("paper/more.toml", ["c-new"])[0]) == list(recipes)
+
+    held = {"fleet": {"hold_out": 0.25}}
+    runs = [
+        make(folder / "c FedAvg seed=1", FEDAVG, points=("before", "after"), recipe=held),
+        make(folder / "c Ditto seed=1", DITTO, points=("before", "after"), recipe=held),
+    ]
+    for run, score in zip(runs, (0.625, 0.5), strict=True):
+        file = run.path / "summary.json"
+        new = {"accuracy": score, "accuracy_by_sample": score, "bottom_decile": 0.25}
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"newcomers": new}))
+    runs = [Run.open(run.path) for run in runs]
+    sheet = result(made, runs)
+    got = {(row["column"], row["row"]): row for row in sheet.json()}
+    assert {cell: row["mean"] for cell, row in got.items()} == {
+        ("c", "FedAvg"): pytest.approx(70.0),
+        ("c", "Ditto"): pytest.approx(72.5),
+        ("c-bottom", "FedAvg"): pytest.approx(50.0),
+        ("c-bottom", "Ditto"): pytest.approx(40.0),
+        ("c-new", "FedAvg"): pytest.approx(62.5),
+        ("c-new", "Ditto"): pytest.approx(50.0),
+    }
+    assert got["c-bottom", "FedAvg"]["difference"] == pytest.approx(5.0)
+    assert {row["recipe"] for row in got.values()} == {"paper/two.toml"}
+    # rows are compared at different points, so all are told; newcomers are tested at no other
+    assert [(row["before"], row["after"]) for row in got.values()] == [
+        (pytest.approx(value), pytest.approx(value)) if value else (None, None) for value in (70, 72.5, 50, 40, 0, 0)
+    ]
+    (folder / "there").mkdir()
+    (folder / "there" / "table.json").write_text(made.json())
+    assert Reproduction.read(folder / "there") == made
 
 
 def test_a_plan_of_which_a_run_has_not_begun_can_be_shown(folder: Path) -> None:

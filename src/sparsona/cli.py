@@ -448,6 +448,7 @@ def masks(
             raise RecipeError(f"{json.dumps(recipe)}: none of its methods has layer masks; perfedmask is needed")
         device, fleet = prepare(chosen, data_dir)
         layout = device.task.layout
+        verify(chosen, device, fleet.clients)
         if measure:
             steps = timed(chosen.method, device.task, device.theta0, fleet.local(0).train)
             best = None if step is None else proposed(steps, step)
@@ -469,7 +470,6 @@ def masks(
             else:
                 _tell(f"proposed: method.budget = {best.budget:g} for this device")
             return
-        verify(chosen, device, fleet.clients)
         found = chosen.method.design(fleet.clients, layout, device.ctx(0, "start").common)
         names = layer_names(layout, len(found.problem.sizes))
         with _writing(picture):
@@ -491,7 +491,10 @@ def masks(
             marks = "".join("#" if trains else "." for trains in kind.layers)
             table.add_row(spans(kind.devices), *(f"{n:,}" for n in (kind.budget, kind.trained, kind.slack)), marks)
         out.print(table)
-        gap = "proven to be least" if found.proven else f"at most {100 * found.gap:.1f} % above the least there is"
+        if found.gap is None:
+            gap = "not comparable, for some device trains nothing that could"
+        else:
+            gap = "proven to be least" if found.proven else f"at most {100 * found.gap:.1f} % less would be possible"
         _tell(f"bias {found.bias:,.0f}, slack {sum(found.slack):,}, together {found.objective:,.0f}: {gap}")
         if len([r for r in plan.values() if isinstance(r.method, PerFedMask)]) > 1:
             _tell(f"note: this is variant {name}; others by --only")

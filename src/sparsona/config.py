@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union
 from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt
 from pydantic import TypeAdapter, ValidationError
 
+from sparsona.core.budgets import Between
 from sparsona.core.fields import Count, Fraction, Natural, Positive, PositiveShare
 from sparsona.core.topology import Topology
 from sparsona.data import DataConfig
@@ -66,6 +67,11 @@ class EvaluateConfig:
             given = shown(list(self.points))
             names = '"before", "after", "shared", "finished"'
             raise ValueError(f"points = {given} must name {names}, each at most once")
+
+    @property
+    def tested(self) -> tuple[str, ...]:
+        """All that is tested: with models tuned at the end goes the model that they were tuned from."""
+        return (*self.points, "unfinished") if "finished" in self.points else self.points
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -500,6 +506,8 @@ def _choices(kind: Any) -> tuple[Any, ...]:
 def _guess(value: Any, kind: Any) -> str:
     words = [w for a in _choices(kind) if typing.get_origin(a) is Literal for w in typing.get_args(a)]
     close = difflib.get_close_matches(value, words, 1, 0.5) if isinstance(value, str) else []
+    if isinstance(value, (int, float)) and value > 1 and Between in _choices(kind):
+        return "; it is a share: 1 is the whole body or model"
     return f"; did you mean {shown(close[0])}?" if close else ""
 
 

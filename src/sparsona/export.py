@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
+import warnings
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,8 +43,14 @@ def export(run: Run, k: int, to: Path, data_dir: Path | None = None) -> Told:
     device, fleet = prepare(run.recipe, data_dir)
     if not 0 <= k < fleet.clients:
         raise RunError(f"client = {k}: must be from 0 to {fleet.clients - 1}, as in {run.path}")
-    client, mail = value(run, device, k), inbox(run, device, k)
-    module = module_of(device, client, mail, fleet.local(k), k, new=k in newcomers(run.recipe))
+    client, mail, new = value(run, device, k), inbox(run, device, k), k in newcomers(run.recipe)
+    if client is not None and not new and not kept(run, k).is_file():
+        warnings.warn(
+            f"client {k} took part in no round: its model has the server's weights, but what it keeps for itself, such "
+            "as a gate, is untrained; export another client, or run more rounds or with a larger fleet.per_round",
+            stacklevel=2,
+        )
+    module = module_of(device, client, mail, fleet.local(k), k, new=new)
     return save_module(module, fleet.local(k).train.at(torch.tensor([0]))[0], to, about(run.recipe, fleet, k))
 
 
@@ -52,6 +61,8 @@ def adapt(
     """Let a client join that was never part of a finished run; tell how its model does, and write it."""
     _ready(run, to)
     recipe = changed({None: tables(run.recipe)}, None, [override(text) for text in overrides])
+    if recipe.model != run.recipe.model or type(recipe.method) is not type(run.recipe.method):
+        raise RunError(f"{run.path}: a newcomer uses the run's model and method; only other fields can be changed")
     device, fleet = prepare(recipe, data_dir)
     if not isinstance(device.method, StarMethod):
         raise RunError(f"{run.path}: without a server there is nobody whom a newcomer could ask")
@@ -62,8 +73,11 @@ def adapt(
         mail = inbox(run, device, k)
         result = device.handle(Job("adapt", device.rounds - 1, k, None, mail))
     except (KeyError, IndexError) as error:
-        name = tables(recipe)["method"]["name"]
-        raise RunError(f"{run.path}: {name} has nothing for a client {k}: {type(error).__name__} {error}") from error
+        fields = tables(recipe)["method"]
+        lists = [n for n, v in fields.items() if isinstance(v, (list, tuple)) and len(v) == fleet.clients]
+        hint = f"; method.{lists[0]} is a list, so say what this one has: method.{lists[0]}=..." if lists else ""
+        what = f"{fields['name']} has nothing for a client {k}{hint}: {type(error).__name__} {error}"
+        raise RunError(f"{run.path}: {what}") from error
     assert result.score is not None
     told = {"client": k, "train_samples": len(local), **metrics({k: result.score})}
     if to is None:
@@ -112,9 +126,14 @@ def stranger(path: Path, fleet: Fleet, recipe: Recipe) -> tuple[Samples, Samples
     return train, validation, test
 
 
+def kept(run: Run, k: int) -> Path:
+    """The file of what client k keeps; there is none if it never took part or its method keeps nothing."""
+    return run.path / "state" / f"client-{k:05d}.safetensors"
+
+
 def value(run: Run, device: Device, k: int) -> Any:
     """What client k keeps at the end of a run."""
-    file = run.path / "state" / f"client-{k:05d}.safetensors"
+    file = kept(run, k)
     if not file.is_file():
         return device.method.join(k, device.ctx(0, "join", k))
     return loads(file.read_bytes(), types_of(device.method))
@@ -157,7 +176,7 @@ def save_module(module: nn.Module, example: Tensor, to: Path, about: Told) -> To
     records = {name: v if isinstance(v, str) else json.dumps(v) for name, v in about.items()}
     to.parent.mkdir(parents=True, exist_ok=True)
     if to.suffix == ".safetensors":
-        state = {name: t.contiguous().clone() for name, t in module.state_dict().items()}
+        state = {name: t.contiguous().clone() for name, t in module.state_dict().items() if t.numel()}
         write(to, save(state, metadata=records))
     else:
         _onnx(module, example, to, records)
@@ -172,16 +191,33 @@ def _onnx(module: nn.Module, example: Tensor, to: Path, records: dict[str, str])
     except ImportError as error:
         raise RunError(f"to = {str(to)!r}: ONNX needs pip install 'sparsona[onnx]' ({error})") from error
     two = torch.cat([example, example]).contiguous()  # a batch of one would be taken for a fixed size
-    program = torch.onnx.export(
-        module.eval(),
-        (two,),
-        input_names=["x"],
-        output_names=["logits"],
-        dynamic_shapes=({0: torch.export.Dim("batch")},),
-        dynamo=True,
-        verbose=False,
-    )
+    with _quiet():
+        program = torch.onnx.export(
+            module.eval(),
+            (two,),
+            input_names=["x"],
+            output_names=["logits"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            dynamo=True,
+            verbose=False,
+        )
     assert program is not None
     proto = program.model_proto
+    graph = proto.graph
+    for part in (graph, *graph.node, *graph.initializer, *graph.value_info, *graph.input, *graph.output):
+        del part.metadata_props[:]  # source lines and folders of this machine, often more than the weights
     onnx.helper.set_model_props(proto, records)
     write(to, proto.SerializeToString())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter has to say of its own code; what stops it is raised."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,8 @@ class Kind:
     layers: list[bool]
 
     def json(self) -> dict[str, Any]:
-        """As plain values, the layers by number from 1."""
-        return vars(self) | {"layers": [j for j, trains in enumerate(self.layers, 1) if trains]}
+        """As plain values, the layers by number from 0."""
+        return vars(self) | {"layers": [j for j, trains in enumerate(self.layers) if trains]}
 
 
 def kinds(found: Solution) -> list[Kind]:
@@ -85,7 +85,10 @@ def mask_picture(found: Solution, names: Sequence[str], path: Path) -> None:
         top.set_yticks(np.arange(layers), labels, fontsize=7)
         top.grid(visible=False)
         top.hlines(np.arange(0.5, layers - 1), -0.5, devices - 0.5, color="white", linewidth=1)
-        gap = "the least there is" if found.proven else f"at most {100 * found.gap:.1f} % above the least"
+        if found.gap is None:
+            gap = "some device trains nothing that could"
+        else:
+            gap = "the least there is" if found.proven else f"at most {100 * found.gap:.1f} % less possible"
         top.set_title(
             f"Layers trained (blue) by {devices} devices\n"
             f"bias {found.bias / body:.3f}, slack {sum(found.slack) / body:.3f} of the body: {gap}"
@@ -108,12 +111,13 @@ class Timed:
 
 
 def timed(method: PerFedMask, task: Task, theta: torch.Tensor, samples: Samples, times: int = 7) -> list[Timed]:
-    """Median time of a training step of one batch on one thread, at budgets from all of the body down.
+    """Least time of a training step of one batch on one thread, at budgets from all of the body down.
 
-    Budgets take turns, so that other work on the device falls on all of them alike.
+    Budgets take turns, so that other work on the device falls on all of them alike. A budget holds all masks of a
+    smaller one, so that no step is told to take longer than those of larger budgets.
     """
     sizes = method.layers(task.layout)
-    budgets = [int(share * sum(sizes)) for share in SHARES]
+    budgets = [round(share * sum(sizes)) for share in SHARES]
     rows = Problem(sizes, tuple(budgets)).fullest
     batch = replace(samples, index=samples.index[: method.batch])
     spent: list[list[float]] = [[] for _ in SHARES]
@@ -126,10 +130,8 @@ def timed(method: PerFedMask, task: Task, theta: torch.Tensor, samples: Samples,
                 sgd(task, theta, batches, lr=0.0, momentum=0.9, weight_decay=1e-4, move=move)
                 found.append(time.perf_counter() - began)
     trained = rows @ np.array(sizes)
-    return [
-        Timed(share, int(n), 1000 * statistics.median(found[1:]))
-        for share, n, found in zip(SHARES, trained, spent, strict=True)
-    ]
+    least = accumulate((1000 * min(found[1:]) for found in spent), min)
+    return [Timed(share, int(n), took) for share, n, took in zip(SHARES, trained, least, strict=True)]
 
 
 def proposed(steps: Sequence[Timed], milliseconds: float) -> Timed | None:

@@ -31,6 +31,7 @@ POINTS = {
     "after": "after local training",
     "shared": "of the shared model",
     "finished": "of the models tuned at the end",
+    "unfinished": "of the model that is tuned at the end, before",
 }
 
 
@@ -68,14 +69,7 @@ class Comparison(Sheet):
             Column("bottom decile %", lambda r: percent(r["bottom_decile"])),
             Column("spread %", lambda r: percent(r["spread"])),
         ]
-        if any(row["shared_accuracy"] is not None for row in self.rows):
-            results.append(
-                Column("shared %", lambda r: "" if r["shared_accuracy"] is None else percent(r["shared_accuracy"]))
-            )
-        if any(row["after_accuracy"] is not None for row in self.rows):
-            results.append(
-                Column("after %", lambda r: "" if r["after_accuracy"] is None else percent(r["after_accuracy"]))
-            )
+        results += [_beside(*each) for each in besides(self.rows)]
         results.append(Column("best round", lambda r: str(r["best_round"])))
         goal, costs = target_columns(self.rows)
         if goal:
@@ -95,6 +89,24 @@ class Comparison(Sheet):
             *(_COSTS if self.costs else ()),
         ]
         return [Column("run", lambda r: str(r["name"]), words=True)], results, costs
+
+
+def besides(rows: Sequence[Row], suffix: str = "") -> list[tuple[str, str]]:
+    """Key and heading of accuracies that some run has besides its own; the last shared model is told if none is tuned.
+
+    What was tuned was the shared model of the best round, which is the one to be held against it.
+    """
+    told = {"shared_accuracy": "shared %", "unfinished_accuracy": "untuned %", "after_accuracy": "after %"}
+    some = {key: [row[key + suffix] is not None for row in rows] for key in told}
+    if all(
+        tuned or not shared for tuned, shared in zip(some["unfinished_accuracy"], some["shared_accuracy"], strict=True)
+    ):
+        del told["shared_accuracy"]
+    return [(key, heading) for key, heading in told.items() if any(some[key])]
+
+
+def _beside(key: str, heading: str) -> Column:
+    return Column(heading, lambda r: "" if r[key] is None else percent(r[key]))
 
 
 def _directions(scale: float, unit: str) -> Iterator[Column]:
@@ -178,6 +190,7 @@ def run_row(run: Run, name: str, target: float | None) -> Row:
         "bottom_decile": score["bottom_decile"],
         "spread": score["spread"],
         "shared_accuracy": (summary.get("shared") or {}).get("accuracy"),
+        "unfinished_accuracy": (summary.get("unfinished") or {}).get("accuracy"),
         "after_accuracy": None if run.point == "after" else (summary.get("after") or {}).get("accuracy"),
         "best_round": summary["best"]["round"],
         "best_accuracy": summary["best"]["accuracy"],

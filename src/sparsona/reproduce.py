@@ -37,17 +37,22 @@ TABLE = "table.json"  # beside plan.json: which cell each run is for
 
 # -- the file --------------------------------------------------------------------------------------------------------
 
-Point = Literal["before", "after", "shared", "finished"]
+Point = Literal["before", "after", "shared", "finished", "unfinished", "newcomers"]
+Score = Literal["accuracy", "accuracy by sample", "bottom decile"]
+Metric = Literal[Score, "bytes", "paper bytes", "flops", "note"]
 Figure = float | Literal["-"]  # what is printed in a cell, if anything is
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperColumn:
-    """A setting: a recipe and what is changed in it."""
+    """A setting: a recipe and what is changed in it, or another figure of the runs of another column."""
 
     name: str
-    recipe: str  # a recipe's name, or a file beside the table's
+    recipe: str = ""  # a recipe's name, or a file beside the table's
     changes: tuple[str, ...] = ()  # key=value, as on the command line
+    of: str | None = None  # instead of a recipe: the column whose runs these are
+    metric: Score | None = None  # the table's if left out
+    point: Point | None = None  # the row's if left out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,7 @@ class PaperRow:
     name: str
     variant: str | None = None  # none for recipes without variants
     changes: tuple[str, ...] = ()
+    point: Point | None = None  # the table's if left out
     printed: tuple[Figure, ...]  # one for each column
     deviation: tuple[Figure, ...] = ()  # what is printed behind a ±
 
@@ -67,7 +73,7 @@ class PaperTable:
 
     title: str
     source: str  # the paper, and the table's number in it
-    metric: Literal["accuracy", "bytes", "paper bytes", "flops", "note"] = "accuracy"
+    metric: Metric = "accuracy"
     point: Point | None = None  # of accuracy: the recipe's first if left out
     round: Literal["last", "best"] = "last"  # of accuracy
     note: str | None = None  # which one, for metric "note", at the end
@@ -91,12 +97,26 @@ class PaperTable:
                     raise ValueError(f"rows[{i}].{what} has {len(values)} values: {least}")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds = {shown(list(self.seeds))}: must be at least one, each another")
-        if self.metric != "accuracy" and (self.point is not None or self.round != "last"):
+        for i, column in enumerate(self.columns):
+            if bool(column.recipe) == bool(column.of):
+                raise ValueError(f"columns[{i}] ({column.name}): must have either a recipe, or be of another column")
+            if column.of and column.changes:
+                raise ValueError(f"columns[{i}].changes: {column.name} has the runs of {column.of}, as they are there")
+            if column.of and column.of not in (own := [c.name for c in self.columns if c.recipe]):
+                what = f"columns[{i}].of = {shown(column.of)}: no such column with a recipe"
+                raise ValueError(f"{what}{nearest(column.of, own)}")
+        scored = self.metric in get_args(Score)
+        asked = any(column.metric or column.point for column in self.columns) or any(row.point for row in self.rows)
+        if not scored and (asked or self.point is not None or self.round != "last"):
             raise ValueError(f"metric = {shown(self.metric)}: point and round are for accuracy only")
-        if self.metric == "accuracy" and self.unit != 1:
+        if scored and self.unit != 1:
             raise ValueError(f"unit = {self.unit}: accuracy is in percent and takes no unit")
         if (self.metric == "note") != (self.note is not None):
             raise ValueError(f'note = {shown(self.note or "")}: must be given for metric "note", and for no other')
+
+    def cell(self, column: PaperColumn, row: PaperRow) -> PaperTable:
+        """The table with what one of its cells measures."""
+        return replace(self, metric=column.metric or self.metric, point=column.point or row.point or self.point)
 
 
 def table_names() -> list[str]:
@@ -179,6 +199,8 @@ def plan(
     found: dict[str, Recipe] = {}
     cells: dict[str, tuple[str, str]] = {}
     for i, column in enumerate(table.columns):
+        if column.of:
+            continue
         try:
             for row, seed, recipe in _column(table, column, seeds or table.seeds, rounds):
                 if (column.name, row.name) in chosen:
@@ -206,11 +228,21 @@ def _column(
         for seed in seeds:
             more = [(["seed"], seed), *([] if rounds is None else [(["rounds"], rounds)])]
             recipe = changed(raw, row.variant, [*common, *changes, *more])
-            if table.point is not None and table.point not in recipe.evaluate.points:
-                points = ", ".join(recipe.evaluate.points)
-                wanted = f"changes = [\"evaluate.points=['{table.point}']\"]"
-                raise RecipeError(f"point = {shown(table.point)}: {column.recipe} is tested {points} only; {wanted}")
+            for each in table.columns:
+                if column.name in (each.name, each.of):
+                    _tested(table.cell(each, row).point, column.recipe, recipe)
             yield row, seed, recipe
+
+
+def _tested(point: Point | None, name: str, recipe: Recipe) -> None:
+    """Raise RecipeError if a recipe does not test at this point."""
+    if point == "newcomers":
+        if not recipe.fleet.hold_out:
+            raise RecipeError(f'point = "newcomers": {name} has none; changes = ["fleet.hold_out=0.2"]')
+    elif point is not None and point not in recipe.evaluate.tested:
+        points = ", ".join(recipe.evaluate.points)
+        wanted = f"changes = [\"evaluate.points=['{'finished' if point == 'unfinished' else point}']\"]"
+        raise RecipeError(f"point = {shown(point)}: {name} is tested {points} only; {wanted}")
 
 
 def _chosen(table: PaperTable, only: Sequence[str]) -> set[tuple[str, str]]:
@@ -218,7 +250,7 @@ def _chosen(table: PaperTable, only: Sequence[str]) -> set[tuple[str, str]]:
     columns: set[str] = set()
     rows: set[str] = set()
     for word in whole(only, {name for r in table.rows for name in (r.name, r.variant) if name}):
-        across = {c.name for c in table.columns if f"{c.name}-".startswith(f"{word}-")}
+        across = {c.of or c.name for c in table.columns if f"{c.name}-".startswith(f"{word}-")}
         down = {r.name for r in table.rows if word in (r.name, r.variant)}
         if not across and not down:
             names = [*(c.name for c in table.columns), *(r.name for r in table.rows)]
@@ -275,18 +307,21 @@ def result(made: Reproduction, runs: Iterable[Run], out: Path | None = None) -> 
         if run.path.name not in made.runs:
             raise RunError(f"{run.path} is not of this table: {TABLE} does not name it")
         found.setdefault(made.runs[run.path.name], []).append(run)
-    others = _others(table, [run for members in found.values() for run in members])
+    others = _others(table, found)
+    recipes = {column.name: column.recipe for column in table.columns}
     rows = []
-    untested = []
+    untested: dict[str, None] = {}
     for i, column in enumerate(table.columns):
         for row in table.rows:
-            if members := found.get((column.name, row.name)):
-                values = [_value(table, run) for run in members]
-                untested += [run.path.name for run, value in zip(members, values, strict=True) if value is None]
-                cell = _cell(column, row, i, [value for value in values if value is not None])
-                rows.append(cell | {point: _mean(table, point, members) for point in others})
+            if members := found.get((column.of or column.name, row.name)):
+                cell = table.cell(column, row)
+                values = [_value(cell, run) for run in members]
+                untested |= {run.path.name: None for run, value in zip(members, values, strict=True) if value is None}
+                told = _cell(column, row, i, [value for value in values if value is not None])
+                told |= {"recipe": recipes[column.of or column.name]}
+                rows.append(told | {point: _mean(cell, point, members) for point in others})
     digits = [_decimals(v) for row in rows for v in (row["printed"], row["printed_std"]) if v is not None]
-    notes = tuple(_notes(made, rows, untested, {run.recipe.seed for each in found.values() for run in each}))
+    notes = tuple(_notes(made, rows, [*untested], {run.recipe.seed for each in found.values() for run in each}))
     sheet = CellSheet(tuple(rows), notes, (), max(digits, default=2), others)
     if out is None or not rows:
         return sheet
@@ -299,16 +334,24 @@ def result(made: Reproduction, runs: Iterable[Run], out: Path | None = None) -> 
     return replace(sheet, files=(out / "table.csv", out / "table.md"))
 
 
-def _others(table: PaperTable, runs: Sequence[Run]) -> tuple[Point, ...]:
-    """The points besides the table's own at which all runs were tested."""
-    if table.metric != "accuracy":
+def _others(table: PaperTable, found: Mapping[tuple[str, str], Sequence[Run]]) -> tuple[Point, ...]:
+    """The points at which all runs were tested, but for the one that all cells are compared at."""
+    if table.metric not in get_args(Score):
         return ()
-    own = {table.point or run.point for run in runs}
-    return tuple(p for p in get_args(Point) if p not in own and all(p in run.recipe.evaluate.points for run in runs))
+    runs = [run for members in found.values() for run in members]
+    own = {
+        table.cell(column, row).point or run.point
+        for column in table.columns
+        for row in table.rows
+        for run in found.get((column.of or column.name, row.name), ())
+    }
+    return tuple(p for p in get_args(Point) if own != {p} and all(p in run.recipe.evaluate.tested for run in runs))
 
 
-def _mean(table: PaperTable, point: Point, runs: Sequence[Run]) -> float | None:
-    values = [_value(replace(table, point=point), run) for run in runs]
+def _mean(cell: PaperTable, point: Point, runs: Sequence[Run]) -> float | None:
+    if cell.point == "newcomers":
+        return None  # they are tested at no other
+    values = [_value(replace(cell, point=point), run) for run in runs]
     return moments("value", [value for value in values if value is not None])["value_mean"]
 
 
@@ -335,10 +378,14 @@ def _cell(column: PaperColumn, row: PaperRow, place: int, values: Sequence[float
 def _value(table: PaperTable, run: Run) -> float | None:
     """What a run comes to in the units of the table; None if no client was ever tested."""
     total = run.summary["total"]
-    if table.metric == "accuracy":
+    if table.metric in get_args(Score):
         point = table.point or run.point
-        scores = [100 * r[point]["accuracy"] for r in evaluated(run, point)]
-        return None if not scores else max(scores) if table.round == "best" else scores[-1]
+        once = run.summary.get(point) if point == "newcomers" else None  # when all rounds are over
+        scores = [once] if once else [r[point] for r in evaluated(run, point)]
+        if not scores:
+            return None
+        score = max(scores, key=lambda s: s["accuracy"]) if table.round == "best" else scores[-1]
+        return 100 * float(score[table.metric.replace(" ", "_")])
     if table.metric == "note":
         notes: dict[str, float] = next((r["notes"] for r in reversed(run.rounds) if r.get("notes")), {})
         if table.note not in notes:

@@ -190,7 +190,7 @@ def summarise(recipe: Recipe, rounds: list[dict[str, Any]]) -> dict[str, Any]:
         "total": rounds[-1]["total"],
         "left_out": sum(len(r["left_out"]) for r in rounds),
     }
-    for p in recipe.evaluate.points:
+    for p in recipe.evaluate.tested:
         summary[p] = next((r[p] for r in reversed(rounds) if r.get(p)), None)
     target = recipe.evaluate.target
     if target is not None:

@@ -85,7 +85,9 @@ def verify(recipe: Recipe, device: Device, clients: int) -> None:
         raise RecipeError(f'evaluate.points: "finished" needs a method that tunes models at the end; {name} does not')
     try:
         if isinstance(recipe.method, StarMethod):
-            recipe.method.start(clients, device.ctx(0, "start"))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the run says them when it starts
+                recipe.method.start(clients, device.ctx(0, "start"))
         elif isinstance(recipe.method, PeerMethod):
             recipe.method.check(clients, device.ctx(0, "start"))
     except ValueError as error:
@@ -331,6 +333,7 @@ class _Loop:
         if "finished" in recipe.evaluate.points:
             scores["validation"] = self._validate(store, server, t)
             if t + 1 == recipe.rounds:
+                scores["unfinished"] = {r.k: r.score for r in self.engine.map(self._unfinished()) if r.score}
                 scores["finished"] = {r.k: r.score for r in self.engine.map(self._finishes()) if r.score}
         row = self._record(done, scores)
         kept, apart = split(server)
@@ -360,6 +363,13 @@ class _Loop:
             self.best = t, accuracy, theta
             store.put_part("best", dumps(theta))
         return scores
+
+    def _unfinished(self) -> Iterator[Job]:
+        """Tests of the model that is tuned, as it is: that of the last round may be another."""
+        assert self.best is not None
+        t, _, theta = self.best
+        message = Message(theta=Values(theta))
+        return (Job("shared", t, k, None, {"server": message}) for k in self.members)
 
     def _finishes(self, model: bool = False) -> Iterator[Job]:
         assert self.best is not None
@@ -425,10 +435,10 @@ class _Loop:
         if done.left_out:
             row["why_left_out"] = {str(k): why for k, why in sorted(done.left_out.items())}
         if done.notes:
-            row["notes"] = {name: _mean(done.notes, name) for name in next(iter(done.notes.values()))}
+            row["notes"] = _means(done.notes)
         if done.clock:
             row["clock"] = _clock(done.clock)
-        for point in ("before", "shared", "validation", "finished"):
+        for point in ("before", "shared", "validation", "unfinished", "finished"):
             if scores.get(point):
                 row[point] = metrics(scores[point])
         if self.latest and self._due(done.t):
@@ -525,8 +535,11 @@ class _Loop:
                 )
 
 
-def _mean(notes: dict[int, dict[str, float]], name: str) -> float:
-    return sum(notes[k][name] for k in sorted(notes)) / len(notes)
+def _means(notes: dict[int, dict[str, float]]) -> dict[str, float]:
+    """By name the mean over those clients who tell it, in the order of who tells most."""
+    fullest = max(notes.values(), key=len)  # the first of them, where all tell the same
+    told = {name: [notes[k][name] for k in sorted(notes) if name in notes[k]] for name in fullest}
+    return {name: sum(each) / len(each) for name, each in told.items()}
 
 
 def _clock(clock: dict[int, tuple[float, float]]) -> dict[str, float]:

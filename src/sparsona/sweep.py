@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sparsona import drawing
 from sparsona.config import Recipe, RecipeError, changed, named, options, shown, tables, told_apart, variants
 from sparsona.costs import Device
-from sparsona.report import cost_of, cost_row, differences, evaluated, run_row
+from sparsona.report import besides, cost_of, cost_row, differences, evaluated, run_row
 from sparsona.results import Run, RunError, write
 from sparsona.sheet import Column, Row, Sheet, amount, as_text, flop_unit, percent, target_columns
 
@@ -222,6 +222,7 @@ _MEASURES = (
     "bottom_decile",
     "spread",
     "shared_accuracy",
+    "unfinished_accuracy",
     "after_accuracy",
     "best_accuracy",
     "wire_bytes",
@@ -260,10 +261,7 @@ class SweepTable(Sheet):
             Column("bottom decile %", lambda r: _mean_std(r, "bottom_decile")),
             Column("best %", lambda r: _mean_std(r, "best_accuracy")),
         ]
-        if any(row["shared_accuracy_mean"] is not None for row in self.rows):
-            results.append(Column("shared %", lambda r: _mean_std(r, "shared_accuracy")))
-        if any(row["after_accuracy_mean"] is not None for row in self.rows):
-            results.append(Column("after %", lambda r: _mean_std(r, "after_accuracy")))
+        results += [Column(told, partial(_mean_std, name=key)) for key, told in besides(self.rows, "_mean")]
         goal, told = target_columns(self.rows)
         results += told
         if goal:

@@ -6,9 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparsona.checks.measure import layout_of
 from sparsona.core.blocks import SPLITTERS, Blocks, channels, equal, even, flat, rows, sizes
 from sparsona.core.knapsack import SELECTORS, exact, greedy_ratio, greedy_value, room, select
 from sparsona.core.layout import Layout, Slot
+from sparsona.core.rng import Rng
 
 LAYER = Layout((Slot("l.w", (4, 3), "weight", "l", 0, 1), Slot("l.b", (4,), "bias", "l", 12, 1)))
 CONV = Layout((Slot("c.w", (2, 4, 1, 2), "weight", "c", 0, 1), Slot("c.b", (2,), "bias", "c", 16, 1)))
@@ -48,6 +50,16 @@ def test_rows_hold_their_bias():
     assert cut.index.tolist() == [0] * 3 + [1] * 9 + [0, 1, 1, 1]
     assert cut.sizes.tolist() == [4, 12]
     assert cut.units
+
+
+def test_rows_leave_the_head_whole():
+    """Two layers of four units: the body is cut, the head, weights and bias, is one block that is always kept."""
+    head = (Slot("h.w", (4, 4), "weight", "h", 16, 1, head=True), Slot("h.b", (4,), "bias", "h", 32, 1, head=True))
+    cut = rows(Layout((*LAYER.slots, *head)), 2, 0.25)
+    assert cut.index.tolist() == [0] * 3 + [1] * 9 + [0, 1, 1, 1] + [2] * 20
+    assert cut.first.tolist() == [True, False, True]
+    for budget in ("reference", "exact", "layers"):
+        assert select(torch.zeros(3), cut, 0.7, 0.25, greedy_value, budget).tolist() == [True, False, True]
 
 
 def test_channels_of_a_convolution():
@@ -95,8 +107,8 @@ def test_select_by_hand():
     assert select(importance, cut, 1.0, 0.25, greedy_value).all()
 
 
-def test_a_budget_below_the_first_blocks_says_what_is_needed():
-    with pytest.raises(ValueError, match=r"keep: 0.1 of 16 entries is 1, but first blocks hold 2 .* at least 0.125"):
+def test_a_budget_below_the_first_blocks_is_refused():
+    with pytest.raises(ValueError, match=r"keep: 0.1 of 16 entries is 1, but first blocks hold 2 and are always kept"):
         room(flat(LAYER, 5, 0.1), 0.1)
     with pytest.raises(ValueError, match="first blocks hold 16"):
         room(flat(LAYER, 1, 0.5), 0.5)
@@ -121,7 +133,7 @@ def layouts(draw):
     st.floats(0.02, 1.0),
     st.sampled_from(sorted(SPLITTERS)),
     st.sampled_from(sorted(SELECTORS)),
-    st.sampled_from(["reference", "exact"]),
+    st.sampled_from(["reference", "exact", "layers"]),
     st.integers(0, 2**32 - 1),
 )
 def test_never_more_than_the_budget(layout, count, keep, splitter, selector, budget, seed):
@@ -149,3 +161,19 @@ def test_exact_is_never_worse(items, capacity):
     if len(items) <= 8:  # and it is the best of all
         every = (np.array([m >> i & 1 for i in range(len(items))], dtype=bool) for m in range(1 << len(items)))
         assert best == max(values[m].sum() for m in every if entries[m].sum() <= capacity)
+
+
+@pytest.mark.parametrize("split", [flat, even])
+def test_the_reference_budget_may_leave_nothing_to_choose(split):
+    """CIFAR-10's LeNet, B = 5, as the docs tell: one selection at s = 0.3, at 0.5 one of four twice."""
+    blocks = split(layout_of("lenet-cifar", 10, (3, 32, 32)).trained, 5, 0.2)
+    assert len(blocks) == 50
+    for keep, selections, varying in ((0.3, 1, 0), (0.5, 16, 8)):
+        draws = (Rng(1, i).uniform(50) for i in range(300))
+        found = torch.stack([select(g, blocks, keep, 0.2, greedy_value) for g in draws])
+        assert len(found.unique(dim=0)) == selections
+        assert int((found.any(0) & ~found.all(0)).sum()) == varying
+    for keep, varying in ((0.3, 36), (0.5, 40)):
+        draws = (Rng(1, i).uniform(50) for i in range(300))
+        found = torch.stack([select(g, blocks, keep, 0.2, greedy_value, "exact") for g in draws])
+        assert int((found.any(0) & ~found.all(0)).sum()) == varying

@@ -152,3 +152,11 @@ def test_errors() -> None:
         Layout.of(nn.ReLU(), torch.zeros(1, 2))
     with pytest.raises(ValueError, match=r"weight is torch.float64; only torch.float32"):
         Layout.of(nn.Linear(2, 2).double(), torch.zeros(1, 2).double())
+
+
+def test_a_group_of_nothing_is_refused():
+    class Grouped(Net):
+        layer_groups = (("conv.", "group.", "batch.", "grouped."), ("out.",), ("hidden.",))  # the second is the head's
+
+    with pytest.raises(ValueError, match=r"layer_groups of Grouped: group 1, \['out\.'\], holds no trained tensor"):
+        Layout.of(Grouped(), torch.zeros(1, 3, 8, 8))

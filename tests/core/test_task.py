@@ -157,6 +157,42 @@ def test_adam_refuses_what_does_not_fit():
         sgd(task, theta0, batches(), lr=0.1, adam=Adam(moments=short))
 
 
+def test_momentum_goes_on_from_its_velocity():
+    """One weight under a gradient of 1 at every step, rate 0.1: velocities 1, 1.5, then 1.75 if it goes on."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    task, _ = Task.of(model, torch.zeros(1, 1))
+    task.gradients = lambda batch: [torch.ones(1, 1)]
+
+    class Two:
+        rng = Rng(5)
+
+        def __iter__(self):
+            return iter([(torch.zeros(1, 1), torch.zeros(1))] * 2)
+
+    velocity = torch.zeros(1)
+    first = sgd(task, torch.zeros(1), Two(), lr=0.1, momentum=0.5, velocity=velocity)
+    assert first.tolist() == pytest.approx([-0.25])
+    assert velocity.tolist() == [1.5]
+    assert sgd(task, first, Two(), lr=0.1, momentum=0.5, velocity=velocity).tolist() == pytest.approx([-0.6125])
+    assert velocity.tolist() == [1.875]
+    with pytest.raises(ValueError, match="a velocity of 3 entries does not fit a model of 1"):
+        sgd(task, first, Two(), lr=0.1, momentum=0.5, velocity=torch.zeros(3))
+
+
+@pytest.mark.parametrize("clip", [None, 1e9])
+def test_what_does_not_move_keeps_its_velocity_and_does_not_coast(clip):
+    task, theta0, _ = make()
+    moves = torch.arange(task.layout.dim) % 3 == 0
+    moves[task.layout.slots[0].where] = False  # a whole tensor, which is passed over
+    velocity = torch.ones(task.layout.params)
+    got = sgd(task, theta0, batches(), lr=0.01, momentum=0.9, clip=clip, move=moves, velocity=velocity)
+    assert torch.equal(got[~moves], theta0[~moves])
+    assert (got[moves] != theta0[moves]).all()
+    n = task.layout.params
+    assert (velocity[~moves[:n]] == 1).all()
+    assert (velocity[moves[:n]] != 1).all()
+
+
 def test_running_statistics_travel_in_the_vector():
     task, theta0, plain = make(norm=True)
     optimiser = torch.optim.SGD(plain.parameters(), 0.1, weight_decay=0.1)

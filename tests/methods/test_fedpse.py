@@ -453,9 +453,10 @@ def test_moments_that_are_kept_are_the_same_in_worker_processes(name, tmp_path):
 @pytest.mark.parametrize(
     ("name", "how", "said"),
     [
-        ("ditto", {"optimiser": "adam", "moments": "client"}, 'moments = "client": clients of this method keep none'),
+        ("pfedme", {"optimiser": "adam", "moments": "client"}, 'moments = "client": clients of this method keep none'),
+        ("fednova", {"momentum": 0.9, "moments": "client"}, 'moments = "client": clients of this method keep none'),
         ("fedspa", {"optimiser": "adam", "moments": "client"}, 'moments = "client": clients of this method keep none'),
-        ("fedpse", {"moments": "client"}, 'moments = "client": only optimiser = "adam" has any, not "sgd"'),
+        ("fedpse", {"moments": "client"}, 'moments = "client": SGD has none to keep with momentum = 0'),
         ("fedpse", {"optimiser": "adam", "momentum": 0.9}, 'momentum = 0.9: must be 0 with optimiser = "adam"'),
         ("fedpse", {"optimiser": "adma"}, 'method.optimiser = "adma": must be one of "sgd", "adam"; did you mean'),
         ("fedpse", {"beta2": 1.0}, "method.beta2 = 1.0: must be a number, at least 0 and below 1"),

@@ -1,5 +1,7 @@
 """Split-Mix, and PerFedMask with it and with HeteroFL: by hand, and where they must coincide with what they are of."""
 
+import math
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from sparsona.checks.measure import layout_of
 from sparsona.config import RecipeError
 from sparsona.core.portable import Bases
 from sparsona.core.rng import Rng
+from sparsona.core.task import Task
 from sparsona.core.wire import Bits, Message, Values, WireError
 from sparsona.engines.local import Local
 from sparsona.engines.rounds import star
@@ -101,6 +104,43 @@ def test_with_nothing_frozen_it_is_heterofl():
     assert torch.equal(trained("perfedmask+heterofl", width=0.5, budget=1.0, freeze_head=False), hetero)
 
 
+def test_outputs_of_narrow_layers_are_divided_in_training_by_hand():
+    """Weights 0.5 and 0, no bias but one of 1 in the second layer, head 3, input 1, label 1; width 1/2.
+
+    Divided twice: the first layer gives 0.5 / 0.5 = 1, the second (0 + 1) / 0.5 = 2, the logit is 6. With s the error
+    of the logit, the head's gradient is 2 s; the bias's is 3 s / 0.5; the second weight's the same, its input being 1;
+    the first one's is 0, since the second weight is.
+    """
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1), torch.nn.Linear(1, 1, False))
+    task, _ = Task.of(model, torch.zeros(1, 1))
+    theta = torch.tensor([0.5, 0.0, 1.0, 3.0])
+    batch = torch.ones(1, 1), torch.ones(1, dtype=torch.long)
+    task.load(theta)
+    with task.scaled(0.5):
+        assert task.model(batch[0]).item() == 6.0
+        found = [float(g) for g in task.gradients(batch)]
+    s = 1 / (1 + math.exp(-6)) - 1
+    assert found == pytest.approx([0.0, 6 * s, 6 * s, 2 * s], rel=1e-4)
+    assert task.logits(theta, batch[0]).item() == 3.0  # outside nothing is divided
+
+
+def test_a_model_with_normalisation_needs_no_division():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2))
+    task, theta = Task.of(model, torch.zeros(2, 2))
+    task.load(theta)
+    x = torch.randn(4, 2)
+    want = task.model(x)
+    with task.scaled(0.5):
+        assert torch.equal(task.model(x), want)
+
+
+def test_the_scaler_is_for_narrow_clients_alone():
+    plain, scaled = (trained("heterofl", keep=0.25, scaler=s) for s in (False, True))
+    assert not torch.equal(plain, scaled)
+    plain, scaled = (trained("heterofl", keep=1.0, scaler=s) for s in (False, True))
+    assert torch.equal(plain, scaled)
+
+
 def test_masks_within_a_narrow_part():
     """Width a half of 64-96-64-48-32 is 32-48-32-24-16: of its 6,424 parameters 0.3 may be trained, and are."""
     device, fleet, method, server = scene("perfedmask+heterofl", width=0.5, strong=0.5, budget=0.3)
@@ -175,6 +215,7 @@ def test_messages_that_do_not_fit_are_refused():
         ("splitmix", {"weak_bases": 9}, r"weak_bases = 9: must be at most bases = 8"),
         ("perfedmask+splitmix", {"weak_bases": 9}, r"weak_bases = 9: must be at most bases = 8"),
         ("perfedmask+heterofl", {"width": 0.0}, r"method.width = 0.0: must be a number, above 0 and at most 1"),
+        ("perfedmask+splitmix", {"budget": [0.5] * 6}, r"budget: a list; with bases only a number"),
         ("perfedmask+heterofl", {"budget": [0.5] * 6}, r"budget: a list; with a width only a number"),
     ],
 )

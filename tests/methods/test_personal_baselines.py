@@ -10,8 +10,10 @@ from small import recipe
 from sparsona.checks.measure import layout_of
 from sparsona.config import RecipeError
 from sparsona.core.layout import Layout, Slot
+from sparsona.core.portable import plain
 from sparsona.core.training import train
 from sparsona.core.wire import Bits, Message, Values, WireError
+from sparsona.engines.values import dumps, loads, types_of
 from sparsona.methods.fedavg import FedAvg
 from sparsona.methods.fedem import Client as Mixture
 from sparsona.methods.fedem import FedEM, mixed
@@ -28,6 +30,68 @@ from sparsona.runner import prepare, run
 def scene(name="fedavg", **fields):
     device, fleet = prepare(recipe(name, method=fields))
     return device, fleet.local(0), device.ctx(0, "local", 0, 0), {"server": Message(theta=Values(device.theta0))}
+
+
+def stepped(device, data, rounds, parts=None):
+    """The initial model after steps of torch's own SGD that go on, one batch each; all weights at once or in turns."""
+    model = plain(device.task, device.theta0).train()
+    named = dict(model.named_parameters())
+    turns = [list(named)] if parts is None else [[n for n in named if n.startswith(p)] for p in parts]
+    ways = [torch.optim.SGD([named[n] for n in names], 0.1, 0.9, weight_decay=0.01) for names in turns]
+    x, y = data.train.at(torch.arange(len(data)))
+    for _ in range(rounds):
+        for way in ways:
+            model.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            way.step()
+    return device.task.layout.flatten({n: p.detach() for n, p in named.items()})
+
+
+WHOLE = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "batch": 10_000, "epochs": 1}
+KEEPERS = {
+    "fedavg": {},
+    "fedprox": {"mu": 0.0},
+    "local": {},
+    "lgfedavg": {"share": "head"},
+    "ditto": {"pull": 0.0},
+    "heterofl": {"keep": 1.0},
+    "fedem": {"models": 1},
+    "fedrep": {"head_lr": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", KEEPERS)
+def test_momentum_that_is_kept_goes_on_as_in_torch(name):
+    """Three rounds of one client, all data in one batch: three steps of one optimiser, here three short trainings."""
+    results = {}
+    for moments in ("client", "round"):
+        device, fleet = prepare(recipe(name, method=WHOLE | KEEPERS[name] | {"moments": moments}))
+        method, data, client = device.method, fleet.local(0), device.method.join(0, device.ctx(0, "join", 0))
+        server = method.start(6, device.ctx(0, "start"))
+        for t in range(3):
+            ctx = device.ctx(t, "local", t, 0)
+            client = loads(dumps(client), types_of(method))  # as it is stored from round to round
+            inbox = {"server": method.down(server, 0, ctx)}
+            client, message, model = method.local(client, inbox, data, ctx)
+            server = method.merge(server, [(0, method.read(server, 0, message, ctx))], ctx)
+        found = [model] if torch.is_tensor(model) else []
+        found += [server] if torch.is_tensor(server) and len(server) == ctx.layout.dim else []
+        assert found
+        results[moments] = found
+    parts = [ctx.layout.slots[-1].layer, ctx.layout.slots[0].layer] if name == "fedrep" else None
+    want = stepped(device, data, 3, parts)
+    for kept, anew in zip(*results.values(), strict=True):
+        assert torch.allclose(kept, want, atol=2e-6)
+        assert (anew - want).abs().max() > 1e-3
+
+
+def test_fine_tuning_goes_on_from_the_momentum_that_is_kept():
+    device, fleet = prepare(recipe("fedavg_ft", method=WHOLE | {"moments": "client"}))
+    data, ctx = fleet.local(0), device.ctx(0, "local", 0, 0)
+    inbox = {"server": Message(theta=Values(device.theta0))}
+    client, message, _ = device.method.local(None, inbox, data, ctx)
+    tuned = device.method.personal(client, {"server": message}, data, ctx)
+    assert torch.allclose(tuned, stepped(device, data, 2), atol=1e-6)
 
 
 def test_leading_channels_by_hand():

@@ -9,9 +9,9 @@ from sparsona.core.wire import Message, Values
 from sparsona.models import build, example
 
 
-def layout_of(name: str, classes: int, shape: tuple[int, ...]) -> Layout:
+def layout_of(name: str, classes: int, shape: tuple[int, ...], width: float = 1.0) -> Layout:
     """The tensors of one of our models."""
-    model = build(name, classes, shape)
+    model = build(name, classes, shape, width=width)
     return Layout.of(model, example(model, shape))
 
 

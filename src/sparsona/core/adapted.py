@@ -90,7 +90,7 @@ class Compact:
         self.task, self.blocks, self.steps = task, blocks, steps
         layers = [s.weight for s in steps if s.weight is not None]
         self.last = layers[-1].name
-        self.units = {s.name: _stored(s, blocks.index).flatten(1)[:, 0].contiguous() for s in layers}  # [outputs]
+        self.units = {s.name: stored(s, blocks.index).flatten(1)[:, 0].contiguous() for s in layers}  # [outputs]
 
     def __call__(self, x: Tensor, weights: Tensor, chosen: Mask) -> Run:
         """The loaded model, adapted, on a batch."""
@@ -98,7 +98,7 @@ class Compact:
         inputs: Tensor | None = None  # which inputs of the next layer are there; None: all
 
         def leaf(slot: Slot, rows: Tensor | None, columns: Tensor | None) -> Tensor:
-            part = _stored(slot, flat)
+            part = stored(slot, flat)
             part = part if rows is None else part.index_select(0, rows)
             part = part if columns is None else part.index_select(part.dim() - 1, columns)
             leaves.append(part.detach().requires_grad_(torch.is_grad_enabled()))
@@ -131,7 +131,7 @@ class Compact:
             for (slot, rows, columns), gradient in zip(whence, found, strict=True):
                 if gradient is None:
                     continue
-                part = _stored(slot, out)
+                part = stored(slot, out)
                 if columns is not None:
                     wide = gradient.new_zeros(*gradient.shape[:-1], part.shape[-1])
                     gradient = wide.index_copy_(gradient.dim() - 1, columns, gradient)
@@ -207,7 +207,7 @@ def _flattens(node: fx.Node, module: nn.Module | None) -> bool:
     return node.target in _FLATTEN and (node.target == "contiguous" or node.args[1:] == (1,))
 
 
-def _stored(slot: Slot, vec: Tensor) -> Tensor:
+def stored(slot: Slot, vec: Tensor) -> Tensor:
     """A tensor as it lies in a vector: convolutions as output, row, column, input."""
     part = vec[slot.where]
     return slot.view(part).permute(0, 2, 3, 1) if len(slot.shape) == 4 else slot.view(part)

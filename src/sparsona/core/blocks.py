@@ -65,10 +65,19 @@ class Blocks:
         layer = of_tensor[(self.counts > 0).int().argmax(1)]
         return [layer == i for i in range(len(names))]
 
-    def spread(self, chosen: Mask, dim: int | None = None) -> Mask:
-        """Flags of blocks as a mask over entries [params], or [dim] with buffers, which are always in it."""
-        more = 0 if dim is None else dim - self.layout.dim
-        return torch.cat([chosen[self.index], torch.ones(more, dtype=torch.bool)]) if more else chosen[self.index]
+    @cached_property
+    def flops(self) -> Tensor:
+        """[L] operations of a forward pass of one sample that each block's weights take."""
+        return self.counts @ torch.tensor([2 * s.uses if len(s.shape) > 1 else 0 for s in self.layout.slots])
+
+    def flops_of(self, chosen: Mask) -> int:
+        """Operations of a forward pass of one sample with these blocks alone; all biases are added."""
+        return int((self.flops * chosen).sum()) + self.layout.flops_of([0] * len(self.layout.slots))
+
+    def spread(self, chosen: Tensor, dim: int | None = None) -> Tensor:
+        """Flags of blocks as those of entries [params], or [dim] with buffers, which are always in it."""
+        spread = chosen.index_select(0, self.index)
+        return spread if dim is None else torch.cat([spread, spread.new_ones(dim - self.layout.dim)])
 
     def share(self, chosen: Mask) -> float:
         """How much of all entries these blocks hold."""
@@ -109,7 +118,10 @@ def channels(layout: Layout, blocks: int, least: float) -> Blocks:
 
 
 def rows(layout: Layout, blocks: int, least: float) -> Blocks:
-    """Layers by their outputs (rows, filters), a unit's weights together with its bias: a dropped unit gives zero."""
+    """Layers by their outputs (rows, filters), a unit's weights together with its bias: a dropped unit gives zero.
+
+    The head is one block: its outputs are classes, and who drops a class can never predict it.
+    """
     layers: dict[str, list[Slot]] = {}
     for slot in layout.slots:
         layers.setdefault(slot.layer, []).append(slot)
@@ -118,7 +130,7 @@ def rows(layout: Layout, blocks: int, least: float) -> Blocks:
         units = {slot.shape[0] if slot.shape else 0 for slot in slots}
         if len(units) > 1 or 0 in units:
             raise ValueError(f'split: "rows" cannot cut layer {name!r}, whose tensors differ in their outputs')
-        parts = sizes(units.pop(), blocks, least)
+        parts = [units.pop()] if slots[0].head else sizes(units.pop(), blocks, least)
         for slot in slots:
             _number(index, slot, parts, len(first), 0)
         first += [True] + [False] * (len(parts) - 1)
@@ -145,7 +157,16 @@ def _number(index: Tensor, slot: Slot, parts: list[int], begin: int, way: int | 
 @lru_cache(maxsize=16)
 def cut(splitter: Splitter, layout: Layout, blocks: int, least: float) -> Blocks:
     """What a splitter makes of a layout, made once: all clients of one budget share it."""
-    return splitter(layout, blocks, least)
+    name = getattr(splitter, "__name__", repr(splitter))
+    try:
+        found = splitter(layout, blocks, least)
+    except ValueError:
+        raise
+    except Exception as error:  # whatever a stranger's function raises
+        raise ValueError(f"split: {name} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(found, Blocks):
+        raise ValueError(f"split: {name} gave a {type(found).__name__}; Blocks are needed")
+    return found
 
 
 SPLITTERS: dict[str, Splitter] = {"flat": flat, "even": even, "rows": rows, "channels": channels}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -42,8 +43,13 @@ class SwitchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """A batch [b, channels, n], normalised."""
+        scale, shift = self.line(x)
+        return x * scale[:, :, None] + shift[:, :, None]
+
+    def line(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What each channel of each sample is multiplied by, and what is then added [b, channels]."""
         mean = x.mean(2)  # [b, channels]
-        square = x.square().mean(2)
+        square = torch.linalg.vector_norm(x, dim=2).square() / x.shape[2]
         mean_layer, square_layer = mean.mean(1, keepdim=True), square.mean(1, keepdim=True)
         mean_batch, var_batch = self.running_mean, self.running_var
         if self.training:
@@ -57,8 +63,37 @@ class SwitchNorm(nn.Module):
         spread = (
             b[0] * (square - mean.square()) + b[1] * (square_layer - mean_layer.square()) + b[2] * var_batch
         ).clamp(min=0)  # differences of squares may slip below
-        scale = self.weight / (spread + self.epsilon).sqrt()  # [b, channels]
-        return x * scale[:, :, None] + (self.bias - middle * scale)[:, :, None]
+        scale = self.weight / (spread + self.epsilon).sqrt()
+        return scale, self.bias - middle * scale
+
+
+class NormedLinear(torch.autograd.Function):
+    """A linear layer of inputs that are first scaled and shifted by channel and sample, which are never written down.
+
+    W (a x + s) is a (W x) + s (W 1), channel by channel: so the inputs are read once forward and once backward, and no
+    gradient of their size arises. They need none themselves.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, bias: Tensor
+    ) -> Tensor:
+        """x [b, c, n], scale and shift [b, c], weight [out, c n], bias [out]."""
+        parts = weight.view(len(weight), *x.shape[1:])
+        products = torch.stack([x[:, c] @ parts[:, c].T for c in range(x.shape[1])])  # [c, b, out]
+        sums = parts.sum(2)  # [out, c]
+        ctx.save_for_backward(x, scale, shift, products, sums)
+        return torch.addmm(bias, shift, sums.T) + (scale.T[:, :, None] * products).sum(0)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, g: Tensor) -> tuple[None, Tensor, Tensor, Tensor, Tensor]:
+        """g [b, out]."""
+        x, scale, shift, products, sums = ctx.saved_tensors  # type: ignore[attr-defined]
+        of_weight = g.new_empty(g.shape[1], *x.shape[1:])
+        for c in range(x.shape[1]):
+            torch.mm((g * scale[:, c : c + 1]).T, x[:, c], out=of_weight[:, c])
+        of_weight += (g.T @ shift)[:, :, None]
+        return None, (products * g).sum(2).T, g @ sums, of_weight.flatten(1), g.sum(0)
 
 
 class Gate(nn.Module):
@@ -84,7 +119,15 @@ class Gate(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The importance G and the weights M of the blocks [L], from a batch of inputs."""
-        out = self.post(self.linear(self.pre(x.float().reshape(len(x), self.channels, -1)).flatten(1)))
+        x = x.float().reshape(len(x), self.channels, -1)
+        if isinstance(self.pre, SwitchNorm) and torch.is_grad_enabled():
+            x, product = (
+                x.transpose(0, 1).contiguous().transpose(0, 1),
+                cast(Any, NormedLinear.apply),
+            )  # read by channel
+            out = self.post(product(x, *self.pre.line(x), self.linear.weight, self.linear.bias))
+        else:
+            out = self.post(self.linear(self.pre(x).flatten(1)))
         mean = (out.sigmoid() if self.sigmoid else out).mean(0)
         if self.shared:
             return mean, mean

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from sparsona.core.blocks import SPLITTERS, Blocks, cut
 from sparsona.core.fields import Count
 from sparsona.core.gate import gate_task, sparse_weights
 from sparsona.core.imports import imported
-from sparsona.core.knapsack import SELECTORS, select
+from sparsona.core.knapsack import SELECTORS, room, select
 from sparsona.core.layout import Mask, Vector
 from sparsona.core.samples import Batch, LocalData
 from sparsona.core.task import Task, loss
@@ -27,8 +28,8 @@ LEVELS = ("dropped", "below 0.1", *(f"0.{i} to 0.{i + 1}" for i in range(1, 9)),
 def levels(weights: Tensor, chosen: Mask) -> Tensor:
     """The share of blocks that are dropped, and of kept ones by their weight [11], in the order of LEVELS."""
     edges = torch.arange(1, 10, device=weights.device) / 10
-    kept = torch.bucketize(weights.detach()[chosen], edges, right=True) + 1  # 0.1 is not below 0.1
-    return torch.bincount(torch.cat([kept, kept.new_zeros(int((~chosen).sum()))]), minlength=11) / len(chosen)
+    level = torch.bucketize(weights.detach(), edges, right=True) + 1  # 0.1 is not below 0.1
+    return torch.bincount((level * chosen).flatten(), minlength=11) / chosen.numel()
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,8 @@ class Gated:
 
     def _charge(self, samples: int, chosen: Mask) -> None:
         """Count the kept weights of the model, and the gate."""
-        kept = self.blocks.counts[chosen].sum(0).tolist()
         read = samples if self.seen is None else 1
-        forward = samples * self.blocks.layout.flops_of(kept) + read * self.gate.layout.flops()
+        forward = samples * self.blocks.flops_of(chosen) + read * self.gate.layout.flops()
         self.task.flops += 3 * forward
         self.task.forward += forward
 
@@ -112,12 +112,32 @@ class Gating(Training):
         super().__post_init__()
         if self.optimiser != "sgd":
             raise ValueError(f'optimiser = "{self.optimiser}": model and gate are trained by "sgd" alone')
+        if self.batch < 2:
+            raise ValueError(f"batch = {self.batch}: must be at least 2, as one sample has no batch statistics")
         imported("split", self.split, SPLITTERS)
         imported("selector", self.selector, SELECTORS)
 
     def least(self, keep: float) -> float:
         """s_min, the share of first blocks."""
         return min(max(1 / self.blocks, 0.1), keep)
+
+    def check(self, keep: float, ctx: Ctx) -> None:
+        """ValueError if splitter or selector fail, or first blocks alone exceed the budget, with one that would do."""
+        if self.blocks == 1 and keep < 1:
+            raise ValueError("blocks = 1: first blocks are always kept, and with one per tensor that is everything")
+        if why := self._lacking(keep, ctx):  # first blocks may grow with keep: what would do can only be tried
+            enough = next(i / 100 for i in range(math.ceil(100 * keep), 101) if not self._lacking(i / 100, ctx))
+            raise ValueError(f"{why}; keep = {enough:g} would do")
+        gated = self.gated(keep, ctx)
+        gated.choose(torch.ones(len(gated.blocks)))  # a selector of one's own shows its faults before the run
+
+    def _lacking(self, keep: float, ctx: Ctx) -> str:
+        blocks = cut(imported("split", self.split, SPLITTERS), ctx.layout.trained, self.blocks, self.least(keep))
+        try:
+            room(blocks, keep)
+        except ValueError as error:
+            return str(error)
+        return ""
 
     def gated(self, keep: float, ctx: Ctx, data: LocalData | None = None) -> Gated:
         """The model under a gate of this budget."""

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from sparsona.core.layout import Vector
 from sparsona.core.rng import Rng
 from sparsona.core.task import Task
 
-_DRAWN = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding, nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
-
 
 def redrawn(task: Task, theta0: Vector, rng: Rng) -> Vector:
-    """Another first vector of the model, by its key: PyTorch's usual values, and theta0's elsewhere."""
+    """Another first vector of the model, by its key: every layer that can draws anew, theta0's values elsewhere."""
     task.load(theta0)
     with rng.everywhere():
         for module in task.model.modules():
-            if isinstance(module, _DRAWN):
-                module.reset_parameters()
+            if callable(draw := getattr(module, "reset_parameters", None)):  # what PyTorch's layers call it
+                draw()
     task.settle()
     return task.flat.clone()

@@ -73,11 +73,28 @@ def select(
     chosen = blocks.first.numpy().copy()
     left, groups = _groups(blocks, keep, least, budget)
     for where, sizes, capacity in groups:
-        taken = selector(values[where], sizes, min(left, capacity))
-        left -= int(sizes[taken].sum())
+        most = min(left, capacity)
+        taken = _taken(selector, values[where], sizes, most)
+        spent = int(sizes[taken].sum())
+        if spent > most:
+            raise ValueError(f"selector: {_name(selector)} took {spent:,} entries, where {most:,} may be kept")
+        left -= spent
         chosen[where[taken]] = True
-    assert left >= 0, "the selector took more than there is room for"
     return torch.from_numpy(chosen)
+
+
+def _taken(selector: Selector, values: Whole, sizes: Whole, capacity: int) -> NDArray[np.bool_]:
+    try:
+        found = selector(values, sizes, capacity)
+    except Exception as error:  # whatever a stranger's function raises
+        raise ValueError(f"selector: {_name(selector)} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(found, np.ndarray) or found.dtype != np.bool_ or found.shape != sizes.shape:
+        raise ValueError(f"selector: {_name(selector)} must give an array of {len(sizes)} bools, one per block")
+    return found
+
+
+def _name(selector: Selector) -> str:
+    return getattr(selector, "__name__", repr(selector))
 
 
 @lru_cache(maxsize=32)
@@ -104,7 +121,7 @@ def room(blocks: Blocks, keep: float) -> int:
     if first > allowed:
         raise ValueError(
             f"keep: {keep:g} of {blocks.layout.dim:,} entries is {allowed:,}, but first blocks hold {first:,} "
-            f"and are always kept; at least {first / blocks.layout.dim:.4g} is needed"
+            "and are always kept"
         )
     return allowed - first
 

@@ -270,6 +270,12 @@ def _groups(model: nn.Module, head: str) -> dict[str, int]:
         }
         if wrong := [name for name, at in found.items() if len(at) != 1]:
             raise ValueError(f"layer_groups of {type(model).__name__}: {wrong[0]} must be in one of them exactly")
+        held = {at[0] for at in found.values()}
+        if empty := [i for i in range(len(beginnings)) if i not in held]:
+            given = f"{empty[0]}, {list(beginnings[empty[0]])},"
+            raise ValueError(
+                f"layer_groups of {type(model).__name__}: group {given} holds no trained tensor of the body"
+            )
         return {name: at[0] for name, at in found.items()}
     owners: list[str] = []
     out: dict[str, int] = {}

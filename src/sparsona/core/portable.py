@@ -10,11 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from sparsona.core.adapted import Compact, Step, adapted
+from sparsona.core.adapted import Compact, Step, adapted, stored
 from sparsona.core.gate import Gate
 from sparsona.core.gated import Gated
-from sparsona.core.layout import Mask, Vector, places
+from sparsona.core.layout import Mask, Slot, Vector, places
 from sparsona.core.task import Task
+
+PIECES = 256  # of a tensor; more would make a graph of very many nodes
 
 
 def plain(task: Task, theta: Vector) -> nn.Module:
@@ -140,24 +142,83 @@ class Small(nn.Module):
         return torch.cat([x, x.new_zeros(x.shape[0], 1)], 1).index_select(1, self.classes)
 
 
+class Pieces(nn.Module):
+    """A tensor in pieces, each multiplied by the weight of its block, and zero where that was dropped.
+
+    Pieces lie one after the other along a dimension or, if none will do, in memory. So only the values of kept ones are
+    stored, with each one's block and length. Blocks that take turns too often are told entry by entry instead.
+    """
+
+    blocks: Tensor  # [pieces] which of the weights, -1: dropped; or the same of each entry, where dropped values are 0
+    lengths: Tensor  # [pieces], or empty
+    way: Tensor  # the dimension
+
+    def __init__(self, slot: Slot, theta: Vector, numbers: Tensor) -> None:
+        """The tensor of a slot in theta, and in a vector that tells for each entry which of the weights it has."""
+        super().__init__()
+        values, number = stored(slot, theta), stored(slot, numbers)
+        self.shape = values.shape
+        along = next((d for d in range(number.dim()) if _changes_only(number, d)), None)
+        if along is None:
+            values, number = values.reshape(-1), number.reshape(-1)
+        self.along = along or 0
+        line = number.movedim(self.along, 0).flatten(1)[:, 0] if number.dim() > 1 else number
+        blocks, lengths = torch.unique_consecutive(line, return_counts=True)
+        if len(blocks) > PIECES:
+            values, blocks, lengths = values * (number >= 0), number.clamp(min=0), lengths[:0]
+        else:
+            values = values.index_select(self.along, places(line >= 0))
+        self.values = nn.Parameter(values.contiguous())
+        small = next(t for t in (torch.int8, torch.int16, torch.int32) if int(blocks.max()) <= torch.iinfo(t).max)
+        self.register_buffer("blocks", blocks.to(small))
+        self.register_buffer("lengths", lengths.to(torch.int32))
+        self.register_buffer("way", torch.tensor(self.along, dtype=torch.int8))
+        self.pieces = list(zip(blocks.tolist(), lengths.tolist(), strict=True)) if len(lengths) else []
+
+    def forward(self, weights: Tensor) -> Tensor:
+        """The tensor, as its model has it, for these weights [kept blocks]."""
+        if self.pieces:
+            kept = iter(torch.split(self.values, [n for block, n in self.pieces if block >= 0], self.along))
+            parts, shape = list[Tensor](), list(self.values.shape)
+            for block, n in self.pieces:
+                shape[self.along] = n
+                parts.append(weights.new_zeros(shape) if block < 0 else next(kept) * weights[block])
+            whole = torch.cat(parts, self.along)
+        else:
+            whole = self.values * weights[self.blocks.long()]
+        whole = whole.view(self.shape)
+        return whole.permute(0, 3, 1, 2) if whole.dim() == 4 else whole
+
+
+def _changes_only(number: Tensor, along: int) -> bool:
+    """Whether numbers are the same wherever this coordinate is."""
+    lines = number.movedim(along, 0).reshape(number.shape[along], -1)
+    return bool((lines == lines[:, :1]).all())
+
+
 class Sparse(nn.Module):
     """All units, dropped entries as zeros: for blocks that are no whole units, or models that are no plain chain."""
 
     def __init__(self, gated: Gated, theta: Vector, weigher: nn.Module, chosen: Mask) -> None:
         super().__init__()
-        kept = torch.cat([gated.blocks.spread(chosen), torch.ones(len(theta) - gated.blocks.layout.dim).bool()])
-        self.gate, self.model = weigher, plain(gated.task, theta * kept)
-        number = (chosen.cumsum(0) - 1).clamp(min=0).to(torch.int32)
+        self.gate, self.model = weigher, plain(gated.task, theta)
+        numbers = torch.where(chosen, chosen.cumsum(0) - 1, -1)[gated.blocks.index]
+        own = dict(self.model.named_parameters())
         self.names = [slot.name for slot in gated.blocks.layout.slots]
-        for i, part in enumerate(gated.blocks.layout.unflatten(number[gated.blocks.index]).values()):
-            self.register_buffer(f"block_{i}", part.contiguous())
+        self.tensors = nn.ModuleDict({_word(s.name): Pieces(s, theta, numbers) for s in gated.blocks.layout.slots})
+        for name in self.names:
+            own[name].data = torch.empty(0)  # a place to put the tensor made of pieces
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [b, classes]."""
-        weights, own = self.gate(x), dict(self.model.named_parameters())
-        scaled = {name: own[name] * weights[getattr(self, f"block_{i}").long()] for i, name in enumerate(self.names)}
+        weights = self.gate(x)
+        scaled = {name: self.tensors[_word(name)](weights) for name in self.names}
         logits: Tensor = functional_call(self.model, scaled, (x,))
         return logits
+
+
+def _word(name: str) -> str:
+    return name.replace(".", "-")  # names of modules have no dots
 
 
 def _key(step: Step) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
@@ -90,6 +90,23 @@ class Task:
         return self.grads
 
     @contextmanager
+    def scaled(self, width: float) -> Iterator[None]:
+        """Within the block outputs of the body's layers are divided by this width (HeteroFL's scaler).
+
+        Layers that hold a share of their inputs then say about as much as whole ones. A model with normalisation layers
+        stays as it is, since these undo any such factor.
+        """
+        hooks = []
+        if width != 1 and not any(slot.kind == "norm" for slot in self.layout.slots):
+            layers = {slot.layer for slot in self.layout.slots if slot.uses and not slot.head}
+            hooks = [self.model.get_submodule(name).register_forward_hook(_divided(width)) for name in sorted(layers)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @contextmanager
     def frozen(self, still: list[bool]) -> Iterator[None]:
         """Within the block these tensors, one flag each, have no gradients: the backward pass stops above the lowest.
 
@@ -106,6 +123,10 @@ class Task:
             for weight in self.weights:
                 weight.requires_grad_(True)
             self._live, self._live_views = self.weights, self._grad_views
+
+
+def _divided(by: float) -> Callable[[nn.Module, object, Tensor], Tensor]:
+    return lambda module, inputs, out: out / by
 
 
 def loss(logits: Tensor, y: Tensor, *, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
@@ -183,10 +204,10 @@ class Sgd:
         if momentum:
             self.velocity = torch.zeros_like(w) if velocity is None else velocity.clone()
 
-    def step(self, g: Tensor, lr: float, move: Mask | None = None) -> None:
-        """Clip, decay, move: what ``move`` leaves out keeps its value and its velocity; the gradient is used up."""
-        if self.clip is not None:
-            g.mul_((self.clip / (g.norm() + 1e-6)).clamp(max=1.0))
+    def step(self, g: Tensor, lr: float, move: Tensor | None = None) -> None:
+        """Clip, decay, move where ``move`` is 1; where it is 0, value and velocity stay. The gradient is used up."""
+        if self.clip is not None and (bound := self.clip / (g.norm() + 1e-6)) < 1:
+            g.mul_(bound)
         if self.weight_decay:
             g.add_(self.w, alpha=self.weight_decay)
         if self.velocity is not None:
@@ -194,7 +215,7 @@ class Sgd:
         if move is not None:
             g.mul_(move)
         if self.velocity is not None:
-            self.velocity.copy_(g if move is None else torch.where(move, g, self.velocity))
+            self.velocity.copy_(g) if move is None else self.velocity.addcmul_(self.velocity, move, value=-1).add_(g)
         self.w.sub_(g, alpha=lr)
 
 
@@ -215,6 +236,7 @@ def sgd(
     pull_as: Literal["loss", "step"] = "loss",
     sam: float = 0.0,
     adam: Adam | None = None,
+    velocity: Vector | None = None,
 ) -> Vector:
     """Train from theta and give the trained vector.
 
@@ -222,13 +244,16 @@ def sgd(
     it by gradient, momentum, decay or pull. ``pull`` draws towards ``anchor``: as a term pull/2 |theta - anchor|^2 of
     the loss, or as a step of its own after each step. ``clip`` bounds the norm of the gradient, taken over all
     coordinates ("dense") or over those that move ("masked"). A tensor of which nothing moves costs no gradient, unless
-    the norm needs it. Momentum starts at zero. With ``sam`` each gradient is
-    taken that far up the slope (sharpness-aware minimisation, Foret et al., 2021), at twice the cost. With ``adam`` the
-    gradient, once clipped and decayed, makes Adam's step instead, and momentum must be 0.
+    the norm needs it. Momentum starts at zero, or goes on from ``velocity`` [params], which is written over; what does
+    not move keeps its own. With ``sam`` each gradient is taken that far up the slope (sharpness-aware minimisation,
+    Foret et al., 2021), at twice the cost. With ``adam`` the gradient, once clipped and decayed, makes Adam's step
+    instead, and momentum must be 0.
     """
     if adam is not None and momentum:
         raise ValueError(f"momentum: {momentum}; with Adam only 0 is allowed")
     n = task.layout.params
+    if velocity is not None and velocity.shape != (n,):
+        raise ValueError(f"a velocity of {velocity.numel()} entries does not fit a model of {n}")
     support = None if mask is None else mask.to(torch.float32)  # multiplying by bools is many times slower
     gate = _gate(support, move, n)
     task.load(theta if support is None else theta * support)
@@ -243,7 +268,7 @@ def sgd(
         return task.flat.clone()
     # steps touch nothing but runs of tensors that move
     runs = task.layout.trained.runs([not stays for stays in still]) if any(still) and adam is None else [slice(0, n)]
-    parts = [_Part.of(run, w, task.grads, gate, goal, momentum) for run in runs]
+    parts = [_Part.of(run, w, task.grads, gate, goal, momentum, velocity) for run in runs]
     passes = 2 if sam else 1
     cost, forward = task.layout.training_flops(mask, still) * passes, task.layout.flops(mask) * passes
     task.model.train()
@@ -282,6 +307,10 @@ def sgd(
     task.settle()
     if buffers is not None and move is not None:
         task.flat[n:] = torch.where(move[n:], task.flat[n:], buffers)
+    if velocity is not None:
+        for run, p in zip(runs, parts, strict=True):
+            if p.gate is not None and p.velocity is not None:
+                velocity[run] = torch.where(p.gate > 0, p.velocity, velocity[run])
     return task.flat.clone()
 
 
@@ -296,10 +325,22 @@ class _Part:
     velocity: Tensor | None
 
     @staticmethod
-    def of(at: slice, w: Tensor, g: Tensor, gate: Tensor | None, goal: Tensor | None, momentum: float) -> _Part:
+    def of(
+        at: slice,
+        w: Tensor,
+        g: Tensor,
+        gate: Tensor | None,
+        goal: Tensor | None,
+        momentum: float,
+        velocity: Tensor | None,
+    ) -> _Part:
         open_ = None if gate is None or bool(gate[at].all()) else gate[at]
-        velocity = torch.zeros_like(w[at]) if momentum else None
-        return _Part(w[at], g[at], open_, None if goal is None else goal[at], velocity)
+        moving = None
+        if momentum and velocity is None:
+            moving = torch.zeros_like(w[at])
+        elif momentum and velocity is not None:
+            moving = velocity[at] if open_ is None else velocity[at] * open_  # what is closed must not coast
+        return _Part(w[at], g[at], open_, None if goal is None else goal[at], moving)
 
 
 def _uphill(task: Task, batch: Batch, gradients: list[Tensor], far: float, gate: Tensor | None) -> list[Tensor]:

@@ -6,11 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import torch
+
 from sparsona.core.fields import Count, Fraction, NonNegative, Positive, PositiveShare, Share
 from sparsona.core.layout import Layout, Mask, Vector
 from sparsona.core.rng import Rng
 from sparsona.core.samples import Samples
 from sparsona.core.task import Adam, Moments, Task, correct, sgd
+
+State = Moments | Vector  # what an optimiser remembers: Adam's moments, or the velocity of SGD's momentum [params]
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Ctx:
 class Training:
     """Local training by SGD or Adam; a method inherits these fields and adds its own."""
 
-    keeps_moments: ClassVar[bool] = False  # whether the method's clients can keep Adam's moments from round to round
+    keeps_moments: ClassVar[bool] = False  # whether the method's clients can keep what their optimiser remembers
 
     epochs: Count = 1  # passes over the local data each round
     batch: Count = 32  # samples a step
@@ -43,7 +47,7 @@ class Training:
     lr_schedule: Literal["constant", "exponential", "steps", "cosine"] = "constant"  # how it falls over the rounds
     lr_decay: PositiveShare = 0.998  # factor per round (exponential) or per step (steps)
     lr_steps: tuple[Share, ...] = (0.5, 0.75)  # shares of all rounds at which a step is taken
-    momentum: Share = 0.0  # of SGD; begins anew each round
+    momentum: Share = 0.0  # of SGD
     weight_decay: NonNegative = 0.0  # of SGD, added to the gradient
     clip: Positive | None = None  # bound on the gradient's norm
     clip_of: Literal["dense", "masked"] = "dense"  # the norm over all weights, or over those that move
@@ -51,13 +55,13 @@ class Training:
     beta1: Fraction = 0.9  # adam: how much of the running mean of gradients stays at a step
     beta2: Fraction = 0.999  # adam: the same of their squares
     epsilon: Positive = 1e-8  # adam: added to the root of the mean square
-    moments: Literal["round", "client"] = "round"  # adam: running means begin anew each round, or the client keeps them
+    moments: Literal["round", "client"] = "round"  # momentum, adam's means: begin anew, or are kept by the client
 
     def __post_init__(self) -> None:
         if self.optimiser == "adam" and self.momentum:
             raise ValueError(f'momentum = {self.momentum}: must be 0 with optimiser = "adam", which has its own')
-        if self.moments == "client" and self.optimiser != "adam":
-            raise ValueError(f'moments = "client": only optimiser = "adam" has any, not "{self.optimiser}"')
+        if self.moments == "client" and self.optimiser == "sgd" and not self.momentum:
+            raise ValueError('moments = "client": SGD has none to keep with momentum = 0; only "round" is allowed')
         if self.moments == "client" and not self.keeps_moments:
             raise ValueError('moments = "client": clients of this method keep none; only "round" is allowed')
 
@@ -90,7 +94,7 @@ def train_on(
     theta: Vector,
     samples: Samples,
     ctx: Ctx,
-    moments: Moments | None,
+    state: State | None,
     *,
     purpose: str = "train",
     epochs: int | None = None,
@@ -98,14 +102,18 @@ def train_on(
     move: Mask | None = None,
     sam: float = 0.0,
     **pull: Any,
-) -> tuple[Vector, Moments | None]:
-    """Like ``train``, going on from the moments that the client kept; those to keep come back, if it is to keep any."""
+) -> tuple[Vector, State | None]:
+    """Like ``train``, going on from what the client's optimiser kept; what it is to keep comes back, or None."""
     batches = samples.epochs(
         ctx.rng(purpose), how.epochs if epochs is None else epochs, how.batch, drop_last=how.drop_last
     )
-    adam = None
+    adam = velocity = None
     if how.optimiser == "adam":
-        adam = Adam(beta1=how.beta1, beta2=how.beta2, epsilon=how.epsilon, moments=moments)
+        assert state is None or isinstance(state, Moments)
+        adam = Adam(beta1=how.beta1, beta2=how.beta2, epsilon=how.epsilon, moments=state)
+    elif how.moments == "client":
+        assert not isinstance(state, Moments)
+        velocity = torch.zeros(ctx.layout.params) if state is None else state.clone()
     trained = sgd(
         ctx.task,
         theta,
@@ -119,6 +127,7 @@ def train_on(
         move=move,
         sam=sam,
         adam=adam,
+        velocity=velocity,
         **pull,
     )
-    return trained, adam.moments if adam is not None and how.moments == "client" else None
+    return trained, adam.moments if adam is not None and how.moments == "client" else velocity

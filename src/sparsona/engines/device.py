@@ -204,10 +204,11 @@ class Device:
         model = self.method.personal(client, inbox, data, ctx)
         assert isinstance(self.method, Training)
         rows = model.rows if isinstance(model, Bases) else [model]
+        begun = replace(ctx, t=0)  # whatever the schedule has made of the others' rate, and as newcomers' gates learn
         tuned = []
         for row in rows:
             assert isinstance(row, Tensor), "models that are not made of vectors have their own way to adapt"
-            tuned.append(train(self.method, row, data.train, ctx, purpose="adapt", epochs=self.adapt_epochs))
+            tuned.append(train(self.method, row, data.train, begun, purpose="adapt", epochs=self.adapt_epochs))
         return client, Bases(self.task, torch.stack(tuned)) if isinstance(model, Bases) else tuned[0]
 
     def score(self, model: Model, k: int, samples: Samples | None = None) -> Score:

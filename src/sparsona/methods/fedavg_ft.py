@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparsona.core.fields import Count
-from sparsona.core.training import Ctx, train
+from sparsona.core.training import Ctx, train_on
 from sparsona.method import Client, Inbox, LocalData, Vector
 from sparsona.methods.fedavg import FedAvg
 
@@ -18,4 +18,4 @@ class FedAvgFT(FedAvg):
 
     def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
         shared = inbox["server"]["theta"].values
-        return train(self, shared, data.train, ctx, purpose="tune", epochs=self.tune_epochs)
+        return train_on(self, shared, data.train, ctx, client, purpose="tune", epochs=self.tune_epochs)[0]

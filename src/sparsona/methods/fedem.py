@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +13,13 @@ from torch import Tensor, nn
 
 from sparsona.core.aggregate import Mean
 from sparsona.core.fields import Count
+from sparsona.core.initial import redrawn
 from sparsona.core.portable import Mixture, plain
 from sparsona.core.samples import Samples
 from sparsona.core.task import Task
-from sparsona.core.training import Ctx, Training, train
+from sparsona.core.training import Ctx, State, Training, train_on
 from sparsona.core.wire import Message, Values
-from sparsona.method import Inbox, LocalData, Model, Rng, Vector
+from sparsona.method import Inbox, LocalData, Model, Vector
 
 Answer = tuple[Vector, int]  # all models, one after the other, and the number of samples
 
@@ -25,16 +27,7 @@ Answer = tuple[Vector, int]  # all models, one after the other, and the number o
 @dataclass(frozen=True)
 class Client:
     mixture: Tensor  # pi_k [models]
-
-
-def redrawn(task: Task, theta: Vector, rng: Rng) -> Vector:
-    """Another initial model: every layer that can draw its first weights draws them anew, by the key."""
-    task.load(theta)
-    with rng.everywhere():
-        for module in task.model.modules():
-            if callable(draw := getattr(module, "reset_parameters", None)):
-                draw()
-    return task.flat.clone()
+    states: tuple[State | None, ...] | None = None  # what the optimiser of each model keeps
 
 
 def mixed(task: Task, models: tuple[Vector, ...], mixture: Tensor, x: Tensor) -> Tensor:
@@ -48,6 +41,7 @@ def mixed(task: Task, models: tuple[Vector, ...], mixture: Tensor, x: Tensor) ->
 class FedEM(Training):
     """Each sample is shared out among the models, by how well they explain it; each model trains on its part."""
 
+    keeps_moments: ClassVar[bool] = True
     models: Count = 3  # M, how many are shared
 
     def start(self, fleet: int, ctx: Ctx) -> Vector:
@@ -69,12 +63,13 @@ class FedEM(Training):
         losses = [self.losses(h, data.train, ctx) for h in received]
         shares = (client.mixture.log() - torch.stack([each for each, _ in losses], 1)).softmax(1)  # q [n, M]
         mixture = shares.mean(0).clamp(min=1e-12)
-        trained = tuple(
-            train(self, h, self.weighted(data.train, shares[:, m], losses[0][1], ctx), ctx, purpose=f"model {m}")
-            for m, h in enumerate(received)
-        )
+        states, done = client.states or (None,) * self.models, list[tuple[Vector, State | None]]()
+        for m, h in enumerate(received):
+            samples = self.weighted(data.train, shares[:, m], losses[0][1], ctx)
+            done.append(train_on(self, h, samples, ctx, states[m], purpose=f"model {m}"))
+        trained = tuple(h for h, _ in done)
         message = Message(models=Values(torch.cat(trained)), samples=len(data))
-        return Client(mixture), message, partial(mixed, ctx.task, trained, mixture)
+        return Client(mixture, tuple(state for _, state in done)), message, partial(mixed, ctx.task, trained, mixture)
 
     def welcome(self, client: Client, inbox: Inbox, data: LocalData, epochs: int, ctx: Ctx) -> tuple[Client, Model]:
         """A newcomer finds its proportions; the models stay as they are."""

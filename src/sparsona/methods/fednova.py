@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from sparsona.core.aggregate import Mean
 from sparsona.core.training import Ctx
@@ -28,6 +29,8 @@ def reach(steps: int, momentum: float) -> float:
 @dataclass(frozen=True, kw_only=True)
 class FedNova(FedAvg):
     """FedAvg by updates that are normalised for the number of local steps."""
+
+    keeps_moments: ClassVar[bool] = False  # how far a round's steps reach is known of momentum that begins anew
 
     def __post_init__(self) -> None:
         super().__post_init__()

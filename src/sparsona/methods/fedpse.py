@@ -21,8 +21,7 @@ from sparsona.core.correlation import CORRELATIONS, Correlation, cosine, distanc
 from sparsona.core.imports import imported
 from sparsona.core.layout import added
 from sparsona.core.masks import PackedSparse, Piece
-from sparsona.core.task import Moments
-from sparsona.core.training import Ctx, Training, train_on
+from sparsona.core.training import Ctx, State, Training, train_on
 from sparsona.core.wire import Message, Sparse, Values, WireError
 from sparsona.method import Inbox, Layout, LocalData, Mask, Rng, Vector
 
@@ -34,7 +33,7 @@ class Client:
     sparsity: float  # p
     base: Vector  # W_i before its last training; running statistics are those after it
     residual: Vector  # e_i, what is left out of its updates so far
-    moments: Moments | None
+    moments: State | None
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from sparsona.core.aggregate import Mean
 from sparsona.core.fields import Count, Positive
 from sparsona.core.layout import picked, replaced
-from sparsona.core.training import Ctx, Training, train
+from sparsona.core.training import Ctx, State, Training, train_on
 from sparsona.core.wire import Message, Values
 from sparsona.method import Inbox, LocalData, Vector
 
@@ -18,12 +19,14 @@ Answer = tuple[Vector, int]  # a body and the number of samples it was trained o
 @dataclass(frozen=True)
 class Client:
     head: Vector | None  # None: the common initial one
+    states: tuple[State | None, State | None] = (None, None)  # what the optimisers of head and body keep
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedRep(Training):
     """Each round the head is trained first, then the body; only bodies travel."""
 
+    keeps_moments: ClassVar[bool] = True
     head_epochs: Count = 1  # passes for the head, with the body held still
     head_lr: Positive = 0.1  # learning rate of the head
 
@@ -41,9 +44,11 @@ class FedRep(Training):
     def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
         head, theta = ctx.layout.head, self.personal(client, inbox, data, ctx)
         own = replace(self, lr=self.head_lr)
-        theta = train(own, theta, data.train, ctx, purpose="head", epochs=self.head_epochs, move=head)
-        theta = train(self, theta, data.train, ctx, purpose="body", move=~head)
-        return Client(picked(theta, head)), Message(body=Values.of(theta, ~head), samples=len(data)), theta
+        upper, lower = client.states
+        theta, upper = train_on(own, theta, data.train, ctx, upper, purpose="head", epochs=self.head_epochs, move=head)
+        theta, lower = train_on(self, theta, data.train, ctx, lower, purpose="body", move=~head)
+        new = Client(picked(theta, head), (upper, lower))
+        return new, Message(body=Values.of(theta, ~head), samples=len(data)), theta
 
     def read(self, server: Vector, k: int, message: Message, ctx: Ctx) -> Answer:
         return message.floats("body", len(server)), message.whole("samples", 1)

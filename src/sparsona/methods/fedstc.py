@@ -18,8 +18,7 @@ from sparsona.core.aggregate import Mean
 from sparsona.core.fields import Fraction
 from sparsona.core.layout import added, replaced
 from sparsona.core.quantise import of_ternary, ternary
-from sparsona.core.task import Moments
-from sparsona.core.training import Ctx, Training, train_on
+from sparsona.core.training import Ctx, State, Training, train_on
 from sparsona.core.wire import Bits, Message, Part, Quantised, Sparse, Values, WireError
 from sparsona.method import Inbox, Layout, LocalData, Vector
 
@@ -30,7 +29,7 @@ Answer = tuple[Sparse, Vector, int]  # an update, running statistics, and the nu
 class Client:
     theta: Vector  # the shared model as it was last received
     residual: Vector
-    moments: Moments | None
+    moments: State | None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -12,7 +13,7 @@ from sparsona.core import budgets
 from sparsona.core.aggregate import OverlapMean
 from sparsona.core.budgets import Shares
 from sparsona.core.fields import Natural
-from sparsona.core.training import Ctx, Training, train
+from sparsona.core.training import Ctx, State, Training, train, train_on
 from sparsona.core.wire import Message, Values
 from sparsona.method import Inbox, Layout, LocalData, Mask, Vector
 
@@ -22,6 +23,7 @@ Answer = tuple[Vector, Mask, int]  # trained weights, where they belong, the num
 @dataclass(frozen=True)
 class Client:
     keep: float
+    state: State | None = None  # what its optimiser keeps
 
 
 def leading(layout: Layout, keep: float) -> Mask:
@@ -50,8 +52,10 @@ def leading(layout: Layout, keep: float) -> Mask:
 class HeteroFL(Training):
     """One model in several widths; each weight is averaged over those who have it."""
 
+    keeps_moments: ClassVar[bool] = True
     finish_epochs: Natural = 5  # passes over the whole model at the end, if evaluate.points asks for "finished"
     keep: Shares = 0.5  # weights kept: a number, one per client, {low, high}, or {values, weights}
+    scaler: bool = True  # divide outputs of narrowed layers by their width in training; normalised models need none
 
     def mask(self, k: int, ctx: Ctx) -> Mask:
         """Client k's part of the model."""
@@ -69,8 +73,10 @@ class HeteroFL(Training):
 
     def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
         mask = leading(ctx.layout, client.keep)
-        theta = train(self, self.personal(client, inbox, data, ctx), data.train, ctx, mask=mask)
-        return client, Message(theta=Values.of(theta, mask), samples=len(data)), theta
+        with ctx.task.scaled(math.sqrt(client.keep) if self.scaler else 1.0):
+            theta = self.personal(client, inbox, data, ctx)
+            theta, state = train_on(self, theta, data.train, ctx, client.state, mask=mask)
+        return Client(client.keep, state), Message(theta=Values.of(theta, mask), samples=len(data)), theta
 
     def read(self, server: Vector, k: int, message: Message, ctx: Ctx) -> Answer:
         mask = self.mask(k, ctx)

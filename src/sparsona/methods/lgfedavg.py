@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from sparsona.core.aggregate import Mean
 from sparsona.core.fields import Natural
 from sparsona.core.layout import picked, replaced
-from sparsona.core.training import Ctx, Training, train
+from sparsona.core.training import Ctx, State, Training, train_on
 from sparsona.core.wire import Message, Values
 from sparsona.method import Inbox, LocalData, Mask, Vector
 
@@ -19,6 +19,7 @@ Answer = tuple[Vector, int]  # what is shared, or in the warm-up a whole model, 
 @dataclass(frozen=True)
 class Client:
     own: Vector | None  # what is not shared; None: that of the model received, or the common initial one
+    state: State | None = None  # what its optimiser keeps
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Server:
 class LGFedAvg(Training):
     """Everything is trained together; only shared tensors travel."""
 
+    keeps_moments: ClassVar[bool] = True
     share: Literal["linear", "convolutions", "head"] = "linear"  # which layers are shared; all others stay local
     warmup: Natural = 0  # rounds of FedAvg on the whole model before
 
@@ -56,10 +58,10 @@ class LGFedAvg(Training):
 
     def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
         mask, theta = self.mask(ctx), self.personal(client, inbox, data, ctx)
-        theta = train(self, theta, data.train, ctx)
+        theta, state = train_on(self, theta, data.train, ctx, client.state)
         if ctx.t < self.warmup:
-            return client, Message(theta=Values(theta), samples=len(data)), theta
-        return Client(picked(theta, ~mask)), Message(theta=Values.of(theta, mask), samples=len(data)), theta
+            return Client(client.own, state), Message(theta=Values(theta), samples=len(data)), theta
+        return Client(picked(theta, ~mask), state), Message(theta=Values.of(theta, mask), samples=len(data)), theta
 
     def read(self, server: Server, k: int, message: Message, ctx: Ctx) -> Answer:
         size = ctx.layout.dim if ctx.t < self.warmup else int(self.mask(ctx).count_nonzero())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
-from sparsona.core.training import Ctx, Training, train
+from sparsona.core.training import Ctx, State, Training, train_on
 from sparsona.core.wire import Message
 from sparsona.method import Inbox, LocalData, Vector
 
@@ -13,11 +14,14 @@ from sparsona.method import Inbox, LocalData, Vector
 @dataclass(frozen=True)
 class Client:
     theta: Vector | None  # None: the common initial model
+    state: State | None = None  # what its optimiser keeps
 
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Training):
     """K independent models; the server only says whose turn it is."""
+
+    keeps_moments: ClassVar[bool] = True
 
     def start(self, fleet: int, ctx: Ctx) -> None:
         return None
@@ -29,8 +33,8 @@ class Local(Training):
         return Client(None)
 
     def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
-        theta = train(self, ctx.theta0 if client.theta is None else client.theta, data.train, ctx)
-        return Client(theta), Message(), theta
+        theta, state = train_on(self, self.personal(client, inbox, data, ctx), data.train, ctx, client.state)
+        return Client(theta, state), Message(), theta
 
     def read(self, server: None, k: int, message: Message, ctx: Ctx) -> None:
         return None

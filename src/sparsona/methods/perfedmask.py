@@ -13,19 +13,21 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sparsona.core import budgets
 from sparsona.core.aggregate import OverlapMean
 from sparsona.core.budgets import Shares
-from sparsona.core.fields import Count, Fraction, Share
+from sparsona.core.fields import Count, Fraction, NonNegative, Share
 from sparsona.core.layout import Layout
 from sparsona.core.rng import Rng
 from sparsona.core.training import Ctx, train_on
 from sparsona.core.wire import Bits, Message, Values, WireError
 from sparsona.method import Client, Inbox, LocalData, Mask, Vector
 from sparsona.methods.fedbabu import FedBABU
+from sparsona.solvers.cpsat import refined
 from sparsona.solvers.lighter import lightened
 from sparsona.solvers.masks import Problem, Solution, solve
 
@@ -47,6 +49,7 @@ class PerFedMask(FedBABU):
     solver: Literal["optimised", "sca", "sequential", "random", "random_best_of"] = "optimised"  # who designs the masks
     draws: Count = 1000  # random_best_of: random masks to choose from; sca: those it starts from
     allow_idle: bool = False  # a device may train nothing where that is better
+    refine: NonNegative = 0.0  # seconds, by its own deterministic clock, that CP-SAT improves the masks; 0: none
     spare: Fraction = 0.0  # share of its budget that a weak device may give up to make its steps cheaper
     freeze_head: bool = True  # false: the head is one more layer that is trained or frozen
 
@@ -61,15 +64,9 @@ class PerFedMask(FedBABU):
         budgets.least("budget", self.budget, fleet)
         weak = fleet if isinstance(self.budget, tuple) else self.weak_of(fleet)
         shares = [budgets.share(self.budget, k, common) if k < weak else 1.0 for k in range(fleet)]
-        problem = Problem(sizes, tuple(int(share * sum(sizes)) for share in shares), self.allow_idle)
-        if problem.idle:
-            few = ", ".join(map(str, problem.idle[:5])) + (", ..." if len(problem.idle) > 5 else "")
-            warnings.warn(
-                f"method.budget: below the smallest layer, {min(sizes):,} parameters, for {len(problem.idle)} of "
-                f"{fleet} clients ({few}): they train nothing",
-                stacklevel=2,
-            )
-        found = _designed(problem, self.solver, self.draws, common("layer masks"))
+        problem = Problem(sizes, tuple(round(share * sum(sizes)) for share in shares), self.allow_idle)
+        found = _designed(problem, self.solver, self.draws, self.refine, common("layer masks"))
+        _warn_of_idle(found, self.solver)
         cheap = self.spare > 0 or self.solver == "optimised"  # of equally good masks those whose steps cost least
         return replace(found, masks=lightened(problem, found.masks, self.spare)) if cheap else found
 
@@ -120,5 +117,19 @@ class PerFedMask(FedBABU):
 
 
 @lru_cache(maxsize=8)  # a run asks more than once
-def _designed(problem: Problem, solver: str, draws: int, key: Rng) -> Solution:
-    return solve(problem, solver, key.numpy(), draws=draws)
+def _designed(problem: Problem, solver: str, draws: int, refine: float, key: Rng) -> Solution:
+    found = solve(problem, solver, key.numpy(), draws=draws)
+    return refined(found, refine) if refine else found
+
+
+def _warn_of_idle(found: Solution, solver: str) -> None:
+    """Name the devices that train nothing, unless they could and were free not to."""
+    problem = found.problem
+    could = [n for n in np.flatnonzero(~found.masks.any(1)).tolist() if n not in problem.idle]
+    small = f"method.budget: below the smallest layer, {min(problem.sizes):,} parameters,"
+    left = f'method.solver: "{solver}" finds no layer, though there is one,'
+    for why, idle in ((small, problem.idle), (left, [] if problem.allow_idle else could)):
+        if idle:
+            few = ", ".join(map(str, idle[:5])) + (", ..." if len(idle) > 5 else "")
+            told = f"{why} for {len(idle)} of {len(problem.budgets)} clients ({few}): they train nothing"
+            warnings.warn(told, stacklevel=3)

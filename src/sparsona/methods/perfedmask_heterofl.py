@@ -7,6 +7,7 @@ Nothing frozen and the head trained (``budget = 1``, ``freeze_head = false``), i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,7 @@ class PerFedMaskHeteroFL(PerFedMask):
     """HeteroFL under PerFedMask's layer masks and frozen head."""
 
     width: PositiveShare = 0.125  # share of the channels that a weak device holds
+    scaler: bool = True  # divide outputs of narrowed layers by their width in training; normalised models need none
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,18 +54,20 @@ class PerFedMaskHeteroFL(PerFedMask):
         layers = Bits(server.layers[k])
         return Message(theta=Values.of(server.theta, held), layers=layers, width=width, **self.pace(k))
 
-    def received(self, inbox: Inbox, ctx: Ctx) -> Mask:
-        """What the device holds, by the width that the server told."""
+    def told(self, inbox: Inbox) -> float:
+        """The width that the server told."""
         width = inbox["server"].part("width", float)
         if not 0 < width <= 1:
             raise WireError(f"a width of {width} was sent, not one above 0 and at most 1")
-        return self.part(ctx.layout, width)
+        return width
 
     def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
-        part = self.received(inbox, ctx)
+        width = self.told(inbox)
+        part = self.part(ctx.layout, width)
         move = self.moving(ctx.layout, inbox["server"].part("layers", Bits).mask) & part
         theta = self.personal(client, inbox, data, ctx)
-        theta, client = train_on(self.paced(inbox), theta, data.train, ctx, client, mask=part, move=move)
+        with ctx.task.scaled(math.sqrt(width**2) if self.scaler else 1.0):  # as HeteroFL has it, to the bit
+            theta, client = train_on(self.paced(inbox), theta, data.train, ctx, client, mask=part, move=move)
         return client, Message(theta=Values.of(theta, move), samples=len(data)), theta
 
     def read(self, server: Server, k: int, message: Message, ctx: Ctx) -> Answer:  # type: ignore[override]
@@ -71,7 +75,7 @@ class PerFedMaskHeteroFL(PerFedMask):
         return message.floats("theta", int(torch.count_nonzero(move))), move, message.whole("samples", 1)
 
     def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
-        part = self.received(inbox, ctx)
+        part = self.part(ctx.layout, self.told(inbox))
         held = part & self.body(ctx.layout)
         values = inbox["server"].floats("theta", int(torch.count_nonzero(held)))
         return replaced(ctx.theta0 * part, held, values)

@@ -34,6 +34,8 @@ class PerFedMaskSplitMix(PerFedMask):
     def __post_init__(self) -> None:
         super().__post_init__()
         few(self.bases, self.weak_bases)
+        if isinstance(self.budget, tuple):
+            raise ValueError("budget: a list; with bases only a number or what to draw it from is allowed")
 
     def start(self, fleet: int, ctx: Ctx) -> Server:  # type: ignore[override]
         return Server(first_bases(self.bases, ctx).flatten(), super().start(fleet, ctx).layers)

@@ -23,7 +23,6 @@ from sparsona.core.budgets import Shares
 from sparsona.core.fields import Positive
 from sparsona.core.gate import fresh
 from sparsona.core.gated import LEVELS, Gating, levels
-from sparsona.core.knapsack import room
 from sparsona.core.layout import replaced
 from sparsona.core.portable import gated_module
 from sparsona.core.task import Sgd
@@ -57,7 +56,7 @@ class PFedGate(Gating):
 
     def start(self, fleet: int, ctx: Ctx) -> Vector:
         least = budgets.least("keep", self.keep, fleet)
-        room(self.gated(least, ctx).blocks, least)
+        self.check(least, ctx)
         return ctx.theta0
 
     def down(self, server: Vector, k: int, ctx: Ctx) -> Message:
@@ -88,8 +87,7 @@ class PFedGate(Gating):
         kept, moves = self.velocity == "client", self.momentum > 0 or self.weight_decay > 0  # without gradient, too
         model = Sgd(gated.task.flat[: ctx.layout.params], **how, velocity=client.model_velocity if kept else None)
         gate = Sgd(gated.gate.flat[: gated.gate.layout.params], **how, velocity=client.gate_velocity if kept else None)
-        sent, shares = torch.zeros(len(gated.blocks), dtype=torch.bool), list[float]()
-        used = list[Tensor]()
+        kept_blocks, scales = list[Mask](), list[Tensor]()
         batches = data.train.epochs(ctx.rng("train"), epochs, self.batch, drop_last=self.drop_last)
         with batches.rng("layers").everywhere():
             for batch in batches:
@@ -97,15 +95,19 @@ class PFedGate(Gating):
                     continue  # one sample has no batch statistics
                 of_model, of_gate, chosen, weights = gated.gradients(batch)  # line 6
                 if both:
-                    model.step(of_model, lr, gated.blocks.spread(chosen) if moves else None)
+                    model.step(of_model, lr, gated.blocks.spread(chosen.float()) if moves else None)
                 gate.step(of_gate, lr * self.lr_gate / self.lr)  # line 7
-                sent |= chosen
-                shares.append(gated.blocks.share(chosen))
-                used.append(levels(weights, chosen))
+                kept_blocks.append(chosen)
+                scales.append(weights)
         theta, phi = gated.taken()
         moving = (model.velocity, gate.velocity) if kept else (None, None)
-        mean = (fmean(shares), gated.blocks.share(sent), torch.stack(used).mean(0)) if shares else (client.kept, 0.0)
-        return Client(client.keep, phi, *moving, *mean), theta, sent
+        sent = torch.zeros(len(gated.blocks), dtype=torch.bool)
+        if not scales:
+            return Client(client.keep, phi, *moving, client.kept), theta, sent
+        each, share = torch.stack(kept_blocks), gated.blocks.share
+        sent |= each.any(0)
+        used = levels(torch.stack(scales), each)
+        return Client(client.keep, phi, *moving, fmean(map(share, each)), share(sent), used), theta, sent
 
     def read(self, server: Vector, k: int, message: Message, ctx: Ctx) -> Answer:
         blocks = self.gated(budgets.share(self.keep, k, ctx.common), ctx).blocks
@@ -133,6 +135,8 @@ class PFedGate(Gating):
         return gated_module(self.gated(client.keep, ctx, data), inbox["server"]["theta"].values, client.gate, x)
 
     def notes(self, client: Client, ctx: Ctx) -> dict[str, float]:
+        if not client.levels.any():
+            return {"sent": client.sent}  # no step was made, so nothing is known of what it keeps
         told = {f"gate weights: {level}": share for level, share in zip(LEVELS, client.levels.tolist(), strict=True)}
         return {"sparsity": 1 - client.kept, "sent": client.sent, **told}
 

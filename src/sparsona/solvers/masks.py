@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,8 @@ Layers = NDArray[np.bool_]  # [devices, layers], or more dimensions before these
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_WHOLE = 24  # layers up to which the fullest subset of a budget is found exactly, by halves
+_WHOLE = 24  # layers up to which the fullest subset of a budget is found by halves
+_BITS = 1 << 30  # of memory, up to which it is found for more layers, by sets of all sums there are
 _SMALL = 3_000_000  # entries of masks that are looked at one by one, all of them
 
 
@@ -60,7 +61,7 @@ class Problem:
 
     @cached_property
     def fullest(self) -> Layers:
-        """For each device a subset of layers that leaves least of its budget: exactly so for up to 24 layers."""
+        """For each device a subset of layers that leaves least of its budget: exactly so where ``fullest`` is exact."""
         found = {budget: fullest(self.layer_sizes, budget) for budget in set(self.budgets)}
         return np.array([found[budget] for budget in self.budgets])
 
@@ -100,8 +101,13 @@ class Solution:
         return float(objective(self.problem, self.masks))
 
     @property
-    def gap(self) -> float:
-        """How far the objective may be above the least there is, as a share of it."""
+    def gap(self) -> float | None:
+        """The most by which other masks could be better, as a share of the objective; None if masks are not allowed.
+
+        Masks by which an able device trains nothing may be below what allowed ones can reach.
+        """
+        if not self.problem.feasible(self.masks):
+            return None
         over = self.objective - self.bound
         return 0.0 if over <= 1e-9 * self.problem.body else over / self.objective
 
@@ -244,7 +250,7 @@ def bound(problem: Problem) -> float:
 
 def _reach(problem: Problem) -> Ints:
     """What each device can train at most."""
-    if len(problem.sizes) <= _WHOLE:
+    if len(problem.sizes) <= _WHOLE or _sums(problem.sizes) is not None:
         return problem.fullest @ problem.layer_sizes
     reach = np.array(problem.budgets)
     reach[problem.idle] = 0
@@ -328,12 +334,16 @@ def _starts(problem: Problem, rng: np.random.Generator, effort: float) -> Iterat
     yield drawn
     alike = [_alike(problem, least) for least in sorted(set(problem.budgets))[:: 1 + len(set(problem.budgets)) // 10]]
     yield from alike
+    if problem.allow_idle:
+        yield np.zeros_like(drawn)  # what nobody trains has no bias
+        yield from (_idled(problem, masks) for masks in (problem.fullest, drawn, *alike))
     devices, layers = len(problem.budgets), len(problem.sizes)
     sweeps = max(10, int(effort * min(150, 30_000 / devices)))
     plans = list(_plans(problem))
     best = min((problem.fullest, drawn), key=lambda masks: float(objective(problem, masks)))
     for goal, allowed in plans:
         found = _annealed(problem, _dealt(problem, goal, allowed), goal, allowed, rng, sweeps)
+        found = _idled(problem, found) if problem.allow_idle else found
         yield found
         best = min((best, found), key=lambda masks: float(objective(problem, masks)))
     if devices * devices * layers**3 <= 2e8 * effort:
@@ -345,6 +355,17 @@ def _alike(problem: Problem, least: int) -> Layers:
     """The same layers for all devices of at least this budget, who do with so much; the others take what they can."""
     found = {budget: fullest(problem.layer_sizes, min(budget, least)) for budget in set(problem.budgets)}
     return repaired(problem, np.array([found[budget] for budget in problem.budgets]))
+
+
+def _idled(problem: Problem, masks: Layers) -> Layers:
+    """The masks with those devices idle who train least, as many as is best: also all of them, or none."""
+    order = np.argsort(masks @ problem.layer_sizes, kind="stable")
+    best = masks
+    for many in np.unique(np.linspace(0, len(order), min(len(order), 64) + 1).astype(int)):
+        fewer = masks.copy()
+        fewer[order[:many]] = False
+        best = min((best, fewer), key=lambda each: float(objective(problem, each)))
+    return best
 
 
 def _plans(problem: Problem) -> Iterator[tuple[Ints, Layers]]:
@@ -449,17 +470,22 @@ def _polished(problem: Problem, masks: Layers, rng: np.random.Generator) -> Laye
 
 
 def _exchanges(row: NDArray[np.bool_]) -> Layers:
-    """The row with a layer more, a layer less, or one for another."""
+    """The row with a layer more, a layer less, or one for another, and the empty row."""
     give, take = np.append(np.flatnonzero(row), -1), np.append(np.flatnonzero(~row), -1)
     rows = np.repeat(np.append(row, False)[None], len(give) * len(take), axis=0)
     at = np.arange(len(rows))
     rows[at, np.repeat(give, len(take))] = False
     rows[at, np.tile(take, len(give))] = True
+    rows[-1] = False  # in the place of the row as it is
     return rows[:, :-1]
 
 
 def fullest(sizes: Ints, budget: int) -> NDArray[np.bool_]:
-    """The subset of layers with the largest sum within the budget; for many layers, nearly."""
+    """The subset of layers with the largest sum within the budget; nearly, where too many are too large to be sure."""
+    if budget >= sizes.sum():
+        return np.ones(len(sizes), dtype=bool)
+    if len(sizes) > _WHOLE and (known := _sums(tuple(map(int, sizes)))) is not None:
+        return _chosen(sizes, budget, known)
     order = np.argsort(-sizes, kind="stable")
     taken = np.zeros(len(sizes), dtype=bool)
     left = budget
@@ -477,6 +503,30 @@ def fullest(sizes: Ints, budget: int) -> NDArray[np.bool_]:
     first = int(total.argmax())
     for half, code in zip(halves, (first, int(ranks[place[first]])), strict=True):
         taken[half[(code >> np.arange(len(half))) & 1 == 1]] = True
+    return taken
+
+
+@lru_cache(maxsize=2)  # devices differ in budgets alone
+def _sums(sizes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Which sums the first 0, 1, ... layers have, as bits of whole numbers, in units of the sizes' common divisor."""
+    unit = math.gcd(*sizes)
+    if len(sizes) * (sum(sizes) // unit) > _BITS:
+        return None
+    found = [1]
+    for size in sizes:
+        found.append(found[-1] | found[-1] << size // unit)
+    return tuple(found)
+
+
+def _chosen(sizes: Ints, budget: int, sums: tuple[int, ...]) -> NDArray[np.bool_]:
+    """The layers whose sum is the largest within the budget, from the last to the first: each only where it must be."""
+    unit = math.gcd(*map(int, sizes))
+    left = (sums[-1] & ((1 << budget // unit + 1) - 1)).bit_length() - 1
+    taken = np.zeros(len(sizes), dtype=bool)
+    for j in reversed(range(len(sizes))):
+        if not sums[j] >> left & 1:
+            taken[j] = True
+            left -= int(sizes[j]) // unit
     return taken
 
 
