@@ -1,6 +1,7 @@
 """What goes wrong on a fleet is named, and never mixed in."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -70,6 +71,10 @@ LIES = {
         lambda head, blobs: pack(head | {"score": {"correct": 9, "samples": 1, "loss": 0.0}}, blobs),
         "9 correct of 1",
     ),
+    "bytes alone": (lambda head, blobs: pack(head | {"spoke": False, "sent": 5}, blobs), "message in another form"),
+    "no message": (lambda head, blobs: pack(head | {"spoke": False}), "message in another form"),
+    "huge seconds": (lambda head, blobs: pack(head | {"seconds": 10**400}, blobs), "seconds 10"),
+    "huge notes": (lambda head, blobs: pack(head | {"notes": {"x": -(10**400)}}, blobs), "notes must be"),
     "notes": (lambda head, blobs: pack(head | {"notes": {"x": "y"}}, blobs), "notes must be"),
     "silence": (lambda head, blobs: None, "no answer within 0.5 seconds"),
     "error": (lambda head, blobs: pack(head | {"error": "out of memory"}), "out of memory"),
@@ -83,11 +88,18 @@ def test_who_lies_is_left_out_and_named(what, tmp_path):
     done = world.run(everyone(), tmp_path / "fleet")
     assert [row["left_out"] for row in done.rounds] == [[], [2], []]
     why = done.rounds[1]["why_left_out"]["2"]
-    import re
 
     assert re.search(told, why), why
     assert {"event": "left out", "client": 2, "round": 2, "why": why}.items() <= events(tmp_path / "fleet")[-1].items()
     assert done.summary["before"]["loss"] < 10  # nothing of it was mixed in
+
+
+def test_a_peer_whose_message_can_be_read_by_the_server_is_left_out(tmp_path):
+    """Among peers only bytes count, so that what the server would decode is not what was asked for."""
+    world = World(tmp_path, 6, lie=liar(lambda head, blobs: pack(head | {"spoke": True, "sent": None}, blobs)))
+    done = world.run(everyone("dadpfl"), tmp_path / "fleet")
+    assert [row["left_out"] for row in done.rounds] == [[], [2], []]
+    assert "message in another form" in done.rounds[1]["why_left_out"]["2"]
 
 
 def test_one_who_is_left_out_goes_on_from_where_the_server_knows_it(tmp_path):

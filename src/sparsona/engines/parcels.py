@@ -124,7 +124,9 @@ def _count(value: Any) -> TypeGuard[int]:
 
 
 def _number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) < 1 << 63  # more may not even be a float
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def _bytes(message: Raw) -> bytes | memoryview:

@@ -206,15 +206,18 @@ class Remote:
             version = head.get("version")
             if one.job.kind == "local":
                 self._told_of_others(k, one.job.t, head.get("unread"))
-                lacks = result.message is None and result.sent is None
-                if lacks or (version is not None and not _follows(version, before)):
-                    raise ParcelError(f"an answer with version {version!r} after {before!r}, message {not lacks}")
+                if (result.message if "bytes" not in one.job.wants else result.sent) is None:
+                    raise ParcelError("an answer without a message, or with its message in another form than wanted")
+                if version is not None and not _follows(version, before):
+                    raise ParcelError(f"an answer with version {version!r} after {before!r}")
                 if version is not None:
                     result = replace(result, client=version.encode("ascii"))
             elif result.score is None:  # all others are tests
                 raise ParcelError("an answer without a score")
         except ParcelError as error:
             return Result(k, absent=Absent(str(error)))
+        except Exception as error:  # whatever a device says, it ends its own part in the round and nobody else's
+            return Result(k, absent=Absent(f"an answer that cannot be read: {type(error).__name__}: {error}"[:500]))
         return result
 
     def _told_of_others(self, k: int, t: int, unread: Any) -> None:
