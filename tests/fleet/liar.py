@@ -20,7 +20,7 @@ def answer(self: Station, data: bytes) -> bytes:
         return said
     match next(lies):
         case "NaN":
-            return pack(head, [encode(Message(theta=Values(torch.full((2410,), float("nan"))), samples=5))])
+            return pack(head, [encode(Message(theta=Values(torch.full((4810,), float("nan"))), samples=5))])
         case "shape":
             return pack(head, [encode(Message(theta=Values(torch.ones(7)), samples=5))])
         case "old version":

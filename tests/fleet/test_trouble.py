@@ -58,7 +58,7 @@ LIES = {
     "nothing": (lambda head, blobs: b"", "0 bytes are no parcel"),
     "half": (lambda head, blobs: pack(head, blobs)[:-9], "bytes follow the head"),
     "not a message": (lambda head, blobs: pack(head, [b"x" * len(blobs[0])]), "do not start like a message"),
-    "NaN": (lambda head, blobs: pack(head, [message(float("nan"), 2410)]), "NaN or Inf"),
+    "NaN": (lambda head, blobs: pack(head, [message(float("nan"), 4810)]), "NaN or Inf"),
     "shape": (lambda head, blobs: pack(head, [message(1.0, 7)]), "theta"),
     "other client": (lambda head, blobs: pack(head | {"k": 1}, blobs), "k is 1, not 2"),
     "old round": (lambda head, blobs: pack(head | {"t": 0}, blobs), "t is 0, not 1"),
@@ -206,22 +206,27 @@ def test_too_few_answers(tmp_path):
     assert Run(tmp_path / "fleet").finished
 
 
-def test_a_peer_that_sends_garbage_to_its_neighbours_is_named_by_them(tmp_path):
-    size = 2410
-    bad = {0: b"garbage", 1: message(1.0, 7), 2: encode(Message(model=Values(torch.full((size,), float("nan")))))}
+PEER_LIES = {
+    "garbage": ("dadpfl", b"garbage", "too few for a message"),
+    "shape": ("dadpfl", encode(Message(model=Values(torch.ones(7)))), "model is Values of part, not Sparse of 4810"),
+    "NaN": ("dadpfl", encode(Message(model=Values(torch.full((4810,), float("nan"))))), "NaN or Inf"),
+    "other parts": ("dadpfl", message(1.0, 4810), "the parts are theta, samples, not model"),
+    "no parts": ("dispfl", encode(Message()), "the parts are none, not model"),
+    "wrong count": ("gossipfl", encode(Message(theta=Values(torch.ones(7)), round=2)), "suspected: "),
+}
 
-    def lie(k, data, answer):
-        t = answers(data)
-        if k == 2 and t in bad:
-            head, _ = unpack(answer)
-            return pack(head, [bad[t]])
-        return answer
 
-    world = World(tmp_path, 6, lie=lie)
-    done = world.run(everyone("dadpfl", rounds=4), tmp_path / "fleet")
-    told = [e for e in events(tmp_path / "fleet") if e["event"] == "unusable message"]
-    assert {e["client"] for e in told} == {"2"}
-    assert {e["round"] for e in told} >= {2}
+@pytest.mark.parametrize("what", PEER_LIES)
+def test_a_peer_that_lies_to_its_neighbours_is_named_by_them_and_nobody_else_is_left_out(what, tmp_path):
+    method, bad, told = PEER_LIES[what]
+    world = World(tmp_path, 6, lie=liar(lambda head, blobs: pack(head, [bad])))
+    done = world.run(everyone(method, rounds=4), tmp_path / "fleet")
+    found = [e for e in events(tmp_path / "fleet") if e["event"] == "unusable message" and e["by"] != 2]
+    assert "2" in {e["client"] for e in found}
+    assert {e["round"] for e in found} >= {3}
+    assert {e["why"] for e in found if told not in e["why"]} == set()
+    if not told.startswith("suspected"):
+        assert {e["client"] for e in found} == {"2"}
     assert all(set(row["left_out"]) <= {2} for row in done.rounds)
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import save
 
 from sparsona.core.arithmetic import arithmetic
 from sparsona.core.wire import Bits, Message, Sparse, Values, WireError, decode
-from sparsona.engines.device import Device, Job, Result
+from sparsona.engines.device import Device, Job, Raw, Result
 from sparsona.engines.files import write
 from sparsona.engines.frames import result_parts
 from sparsona.engines.keep import Keep, Lost
@@ -76,11 +76,12 @@ class Station:
             raise Refused(f"run = {run!r}: must be small letters, digits and dashes")
         folder = self.home / run
         keep = Keep(folder, min(int(head.get("depth", 1)), _DEEPEST))
-        job, unread = _sifted(job, device.task.layout.dim)
+        job, unread = _sifted(job, device)
         if before is not None and job.kind not in ("shared", "validate", "finish"):
             job = replace(job, client=keep.get(str(before)))
         with arithmetic():  # so that all machines agree
-            result = device.handle(job)
+            result, suspects = _handled(job, device)
+        unread |= suspects
         if job.kind != "local" and result.message is not None:  # the model stays here
             tensors = device.task.layout.unflatten(result.message["model"].values)
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -93,7 +94,19 @@ class Station:
         return _packed(echo | {"from": before, "version": after, "unread": unread}, result)
 
 
-def _sifted(job: Job, dim: int) -> tuple[Job, dict[str, str]]:
+def _handled(job: Job, device: Device) -> tuple[Result, dict[str, str]]:
+    """What comes of a job; one that fails is done without peers, and if that goes well, they are suspects."""
+    try:
+        return device.handle(job), {}
+    except Exception as error:  # whatever a method raises
+        alone: dict[str | int, Raw] = {j: m for j, m in job.inbox.items() if not isinstance(j, int)}
+        if len(alone) == len(job.inbox):
+            raise
+        why = f"suspected: {type(error).__name__}: {_line(error)}"
+        return device.handle(replace(job, inbox=alone)), {str(j): why for j in job.inbox if j not in alone}
+
+
+def _sifted(job: Job, device: Device) -> tuple[Job, dict[str, str]]:
     """The job without peers' messages that nobody could use, and what is wrong with them.
 
     The server passes on what it does not read; so whoever is the first to read it has to look.
@@ -102,7 +115,8 @@ def _sifted(job: Job, dim: int) -> tuple[Job, dict[str, str]]:
     own = job.inbox.get("self")
     if own is None or job.kind != "local":
         return job, wrong
-    form = _form(_read(own), dim)
+    dim, form = device.task.layout.dim, _form(_read(own), device.task.layout.dim)
+    first: list[dict[str, str]] = []  # the form of what all begin with, made if it is needed
     for j, raw in job.inbox.items():
         if isinstance(j, int):
             try:
@@ -112,8 +126,14 @@ def _sifted(job: Job, dim: int) -> tuple[Job, dict[str, str]]:
                 continue
             other = _form(message, dim)
             odd = next((name for name in other if form.get(name, other[name]) != other[name]), None)
+            if other.keys() != form.keys() and not first:
+                begun = device.handle(Job("post", 0, job.k, None)).message
+                first.append({} if begun is None else _form(begun, dim))
+            usual = [f.keys() for f in (form, *first)]
             if not message.finite():
                 wrong[str(j)] = "NaN or Inf"
+            elif any(usual) and other.keys() not in usual:
+                wrong[str(j)] = f"the parts are {', '.join(other) or 'none'}, not {' or '.join(map(', '.join, usual))}"
             elif odd is not None:
                 wrong[str(j)] = f"{odd} is {other[odd]}, not {form[odd]}"
     return replace(job, inbox={j: m for j, m in job.inbox.items() if str(j) not in wrong}), wrong
