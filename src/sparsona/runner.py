@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save
 from torch import Tensor
 
 import sparsona
@@ -256,6 +255,7 @@ class _Loop:
     journals: dict[str, Journal] = field(default_factory=dict)
     apart: dict[str, Tensor] = field(default_factory=dict)  # parts of the server's value as they were last written
     away: bool = False  # clients' values are on devices of their own: what the store has of them are versions
+    untested: dict[int, str] = field(default_factory=dict)  # in this round: who gave no score, and why
     best: tuple[int, float, Tensor] | None = None  # round, validation accuracy and shared model, if it is finished
 
     @cached_property
@@ -312,6 +312,7 @@ class _Loop:
         began = time.perf_counter()
         recipe = self.recipe
         store.begin_round()
+        self.untested = {}
         everyone, key = self.clients, Rng(recipe.seed, "cohort", t)
         wants: Wants = ("score",) if "after" in recipe.evaluate.points else ()
         if isinstance(self.device.method, StarMethod):
@@ -333,8 +334,8 @@ class _Loop:
         if "finished" in recipe.evaluate.points:
             scores["validation"] = self._validate(store, server, t)
             if t + 1 == recipe.rounds:
-                scores["unfinished"] = {r.k: r.score for r in self.engine.map(self._unfinished()) if r.score}
-                scores["finished"] = {r.k: r.score for r in self.engine.map(self._finishes()) if r.score}
+                scores["unfinished"] = self._scores(self._unfinished())
+                scores["finished"] = self._scores(self._finishes())
         row = self._record(done, scores)
         kept, apart = split(server)
         for name, tensor in apart.items():
@@ -357,7 +358,7 @@ class _Loop:
         theta = self.device.method.shared(server)
         message = Message(theta=Values(theta))
         jobs = (Job("validate", t, k, None, {"server": message}) for k in self.members)
-        scores = {r.k: r.score for r in self.engine.map(jobs) if r.score}
+        scores = self._scores(jobs)
         accuracy = metrics(scores).get("accuracy", 0.0)
         if self.best is None or accuracy > self.best[1] or not any(s.samples for s in scores.values()):
             self.best = t, accuracy, theta
@@ -408,7 +409,17 @@ class _Loop:
         if "shared" in self.recipe.evaluate.points and isinstance(self.device.method, SharedModel):
             model: Inbox = {"server": Message(theta=Values(self.device.method.shared(server)))}
             jobs["shared"] = (Job("shared", t, k, None, model) for k in self.members)
-        return {point: {r.k: r.score for r in self.engine.map(todo) if r.score} for point, todo in jobs.items()}
+        return {point: self._scores(todo) for point, todo in jobs.items()}
+
+    def _scores(self, jobs: Iterable[Job]) -> dict[int, Score]:
+        """The scores of tests; on a real fleet some may be missing, and are named with the round."""
+        scores = {}
+        for result in self.engine.map(jobs):
+            if result.absent is not None:
+                self.untested[result.k] = result.absent.why
+            elif result.score is not None:
+                scores[result.k] = result.score
+        return scores
 
     def _tests(self, store: Store, server: Server, t: int, model: bool = False) -> Iterator[Job]:
         ctx = self.device.ctx(t, "tests", t)
@@ -434,6 +445,8 @@ class _Loop:
         }
         if done.left_out:
             row["why_left_out"] = {str(k): why for k, why in sorted(done.left_out.items())}
+        if self.untested:
+            row["not_tested"] = {str(k): why for k, why in sorted(self.untested.items())}
         if done.notes:
             row["notes"] = _means(done.notes)
         if done.clock:
@@ -519,20 +532,8 @@ class _Loop:
         finished = "finished" in self.recipe.evaluate.points
         jobs = self._finishes(True) if finished else self._tests(store, server, self.recipe.rounds - 1, model=True)
         for result in self.engine.map(jobs):
-            message: Message | None = result.message
-            if message is not None:
-                layout = self.device.task.layout
-                rows = message["model"].values.view(-1, layout.dim)
-                several = len(rows) > 1  # then names are those that the exported module has
-                tensors = {
-                    f"models.{i}.{name}" if several else name: t
-                    for i, row in enumerate(rows)
-                    for name, t in layout.unflatten(row).items()
-                }
-                write(
-                    path / f"client-{result.k:05d}.safetensors",
-                    save({name: t.contiguous() for name, t in tensors.items()}),
-                )
+            if result.message is not None:
+                write(path / f"client-{result.k:05d}.safetensors", self.device.exported(result.message))
 
 
 def _means(notes: dict[int, dict[str, float]]) -> dict[str, float]:

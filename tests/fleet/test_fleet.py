@@ -43,8 +43,9 @@ def test_a_fleet_equals_local_to_the_bit(method, tmp_path):
     assert files(tmp_path / "fleet") | world.values(tmp_path / "fleet") == files(tmp_path / "local")
 
 
-def test_many_rounds_between_checkpoints_and_models_stay_on_the_devices(tmp_path):
-    r = recipe("ditto", rounds=5, checkpoint_every=3, results={"models": True, "figures": False})
+@pytest.mark.parametrize("method", ["ditto", "splitmix"])
+def test_many_rounds_between_checkpoints_and_models_stay_on_the_devices(method, tmp_path):
+    r = recipe(method, rounds=5, checkpoint_every=3, results={"models": True, "figures": False})
     run(r, tmp_path / "local")
     world = World(tmp_path, 6)
     world.run(r, tmp_path / "fleet")

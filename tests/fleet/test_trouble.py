@@ -75,6 +75,7 @@ LIES = {
     "no message": (lambda head, blobs: pack(head | {"spoke": False}), "message in another form"),
     "huge seconds": (lambda head, blobs: pack(head | {"seconds": 10**400}, blobs), "seconds 10"),
     "huge notes": (lambda head, blobs: pack(head | {"notes": {"x": -(10**400)}}, blobs), "notes must be"),
+    "no score": (lambda head, blobs: pack(head | {"score": None}, blobs), "without the score"),
     "notes": (lambda head, blobs: pack(head | {"notes": {"x": "y"}}, blobs), "notes must be"),
     "silence": (lambda head, blobs: None, "no answer within 0.5 seconds"),
     "error": (lambda head, blobs: pack(head | {"error": "out of memory"}), "out of memory"),
@@ -100,6 +101,24 @@ def test_a_peer_whose_message_can_be_read_by_the_server_is_left_out(tmp_path):
     done = world.run(everyone("dadpfl"), tmp_path / "fleet")
     assert [row["left_out"] for row in done.rounds] == [[], [2], []]
     assert "message in another form" in done.rounds[1]["why_left_out"]["2"]
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), 1e308])
+def test_who_is_missing_from_a_test_is_named(loss, tmp_path):
+    def lie(k, data, answer):
+        if k == 2 and answers(data, "evaluate") == 1:
+            head, _ = unpack(answer)
+            return pack(head | {"score": head["score"] | {"loss": loss}})
+        return answer
+
+    done = World(tmp_path, 6, lie=lie).run(everyone(), tmp_path / "fleet")
+    told = [row.get("not_tested", {}) for row in done.rounds]
+    assert [list(row) for row in told] == [[], ["2"], []]
+    assert "with loss" in told[1]["2"]
+    assert [row["before"]["clients"] for row in done.rounds] == [6, 5, 6]
+    assert all(0 < row["before"]["loss"] < 10 for row in done.rounds)
+    (event,) = [e for e in events(tmp_path / "fleet") if e["event"] == "not tested"]
+    assert {"client": 2, "round": 2, "job": "evaluate", "why": told[1]["2"]}.items() <= event.items()
 
 
 def test_one_who_is_left_out_goes_on_from_where_the_server_knows_it(tmp_path):

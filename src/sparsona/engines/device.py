@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from sparsona.core.layout import Vector
@@ -220,6 +221,16 @@ class Device:
             total += float(loss(logits, y, reduction="sum"))
             n += len(y)
         return Score(right, n, total)
+
+    def exported(self, message: Message) -> bytes:
+        """A model that was asked for, as a safetensors file; several have the names that the exported module has."""
+        rows = message["model"].values.view(-1, self.task.layout.dim)
+        tensors = {
+            f"models.{i}.{name}" if len(rows) > 1 else name: t.contiguous()
+            for i, row in enumerate(rows)
+            for name, t in self.task.layout.unflatten(row).items()
+        }
+        return save(tensors)
 
 
 def _written(model: Model) -> Message | None:

@@ -114,7 +114,7 @@ def _score(score: Any) -> Score | None:
     if not isinstance(score, dict) or score.keys() != {"correct", "samples", "loss"}:
         raise ParcelError("a score must be of correct, samples and loss")
     right, samples, loss = score["correct"], score["samples"], score["loss"]
-    if not _count(right) or not _count(samples) or right > samples or not isinstance(loss, float):
+    if not _count(right) or not _count(samples) or right > samples or not isinstance(loss, float) or not _sane(loss):
         raise ParcelError(f"a score of {right!r} correct of {samples!r} with loss {loss!r} cannot be")
     return Score(right, samples, loss)
 
@@ -127,6 +127,10 @@ def _number(value: Any) -> TypeGuard[float]:
     if isinstance(value, int) and not isinstance(value, bool):
         return abs(value) < 1 << 63  # more may not even be a float
     return isinstance(value, float) and math.isfinite(value)
+
+
+def _sane(loss: float) -> bool:
+    return abs(loss) < 1e100  # not NaN, and no single client's makes a mean or a spread infinite
 
 
 def _bytes(message: Raw) -> bytes | memoryview:

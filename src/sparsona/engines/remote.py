@@ -95,7 +95,11 @@ class Remote:
                 needs = 0
             self._gather(asked, done, needs)
         for place in range(len(done)):
-            yield done.pop(place)
+            result = done.pop(place)
+            if result.absent is not None and asked[0].job.kind != "local":  # rounds name those of their own
+                about = {"client": result.k, "round": asked[0].job.t + 1, "job": asked[0].job.kind}
+                self.tell({"event": "not tested", **about, "why": result.absent.why})
+            yield result
 
     def close(self) -> None:
         """Nothing was started here."""
@@ -206,6 +210,8 @@ class Remote:
             version = head.get("version")
             if one.job.kind == "local":
                 self._told_of_others(k, one.job.t, head.get("unread"))
+                if (result.score is None) == ("score" in one.job.wants):
+                    raise ParcelError("an answer without the score that was wanted, or with one that was not")
                 if (result.message if "bytes" not in one.job.wants else result.sent) is None:
                     raise ParcelError("an answer without a message, or with its message in another form than wanted")
                 if version is not None and not _follows(version, before):

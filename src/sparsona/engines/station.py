@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
-
 from sparsona.core.arithmetic import arithmetic
 from sparsona.core.wire import Bits, Message, Sparse, Values, WireError, decode
 from sparsona.engines.device import Device, Job, Raw, Result
@@ -83,10 +81,8 @@ class Station:
             result, suspects = _handled(job, device)
         unread |= suspects
         if job.kind != "local" and result.message is not None:  # the model stays here
-            tensors = device.task.layout.unflatten(result.message["model"].values)
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            tensors = {n: t.contiguous() for n, t in tensors.items()}
-            write(folder / "model.safetensors", save(tensors), private=True)
+            write(folder / "model.safetensors", device.exported(result.message), private=True)
             result = replace(result, message=None)
         after = None
         if job.kind in ("local", "adapt") and result.client is not None:
