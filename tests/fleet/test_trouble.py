@@ -274,6 +274,31 @@ def test_without_keys_nodes_are_taken_at_their_word(tmp_path):
     assert {n: d for n, d in files(tmp_path / "fleet").items() if "client-" not in n} == state
 
 
+@pytest.mark.parametrize("keyed", [True, False])
+def test_nodes_that_a_recipe_does_not_ask_for_do_not_matter(keyed, tmp_path):
+    r = everyone(data={"clients": 4}, fleet={"per_round": 4})
+    run(r, tmp_path / "local")
+    world = World(tmp_path, 6, keyed=keyed)
+    world.run(r, tmp_path / "fleet")
+    assert files(tmp_path / "fleet") | world.values(tmp_path / "fleet") == files(tmp_path / "local")
+    assert not list((tmp_path / "node-5").glob("*"))
+
+
+def test_nodes_that_a_recipe_does_not_ask_for_do_not_make_a_round_of_peers(tmp_path):
+    """Three of four are needed, and two of them are there, beside two others."""
+    world = World(tmp_path, 6)
+    real = world.get_nodes
+
+    def nodes():
+        world.away = {2, 3} if (tmp_path / "fleet" / "rounds.jsonl").is_file() else set()
+        return real()
+
+    world.get_nodes = nodes
+    r = everyone("dadpfl", data={"clients": 4}, fleet={"per_round": 4, "min_answers": 3, "timeout": 0.2})
+    with pytest.raises(TooFew, match=r"round 1 needs at least 3 clients, and 2 are there"):
+        world.run(r, tmp_path / "fleet", wait=1)
+
+
 def test_another_version_of_sparsona(tmp_path):
     world = World(tmp_path, 6)
     world.stations[3].version = "0.0.9"

@@ -38,13 +38,13 @@ class Station:
 
     def answer(self, data: bytes) -> bytes:
         """The answer to a parcel; what goes wrong is told in it."""
-        echo: dict[str, Any] = {}
+        echo: dict[str, Any] = {"client": self.client}
         try:
             head, blobs = unpack(data, self.most)
-            echo = {key: head.get(key) for key in ("run", "ask", "t", "kind", "k")}
+            echo |= {key: head.get(key) for key in ("run", "ask", "t", "kind", "k")}
             device, facts = self._device(head)
             if head.get("hello"):
-                return pack(echo | facts | {"client": self.client, "sparsona": self.version})
+                return pack(echo | facts | {"sparsona": self.version})
             return self._work(echo, head, read_job(head, blobs), device)
         except Lost as error:
             return pack(echo | {"lost": str(error)})

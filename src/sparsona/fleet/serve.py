@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -118,12 +118,13 @@ class Meeting:
     _known: dict[int, int] = field(default_factory=dict)  # client by node, as nodes said
     _facts: dict[int, dict[str, Any]] = field(default_factory=dict)  # by client
     _wrong: dict[int, str] = field(default_factory=dict)  # by node
+    _spare: set[int] = field(default_factory=set)  # nodes of clients that the recipe does not have
 
     def seats(self) -> dict[int, int]:
         """By client, the node that speaks for it, among those that are there."""
         nodes = self.post.nodes()
         if self.keys is not None:
-            return {self.keys[key]: node for node, key in sorted(nodes.items()) if key in self.keys}
+            return {k: node for node, key in sorted(nodes.items()) if self._takes_part(k := self.keys.get(key))}
         self._greet(nodes)
         self._listen()
         return {self._known[node]: node for node in sorted(nodes) if node in self._known}
@@ -167,14 +168,20 @@ class Meeting:
             by_reason.setdefault(why, []).append(node)
         return "; ".join(f"node {_listed(nodes)}: {why}" for why, nodes in by_reason.items())
 
+    def _takes_part(self, k: Any) -> TypeGuard[int]:
+        return _number(k) and k < self.recipe.data.clients
+
     def _greet(self, nodes: dict[int, str]) -> None:
         """Say hello to nodes that have not been asked yet."""
-        asked = {node for node, _ in self._asked.values()} | self._known.keys() | self._wrong.keys()
+        asked = {node for node, _ in self._asked.values()} | self._known.keys() | self._wrong.keys() | self._spare
         for node, key in nodes.items():
             if node in asked:
                 continue
             if self.keys is not None and key not in self.keys:
                 self._wrong[node] = "it is registered with a key that is not among the fleet's"
+                continue
+            if self.keys is not None and not self._takes_part(self.keys[key]):
+                self._spare.add(node)
                 continue
             ask = secrets.token_hex(8)
             number = self.post.send(node, pack(self.head | {"hello": True, "ask": ask}), self.recipe.fleet.timeout)
@@ -198,14 +205,18 @@ class Meeting:
 
     def _welcome(self, node: int, key: str, ask: str, said: dict[str, Any]) -> None:
         """Check what a node says of itself."""
+        k = said.get("client")
+        if self.keys is None and _number(k) and k >= self.recipe.data.clients:
+            self._spare.add(node)
+            self.tell({"event": "not asked for", "node": node, "client": k})
+            return
         if "error" in said:
             raise FleetError(str(said["error"])[:500])
         if said.get("ask") != ask:
             raise FleetError("it answered something else")
         if said.get("sparsona") != sparsona.__version__:
             raise FleetError(f"it has Sparsona {said.get('sparsona')}, the server {sparsona.__version__}")
-        k = said.get("client")
-        if not isinstance(k, int) or isinstance(k, bool) or not 0 <= k < self.recipe.data.clients:
+        if not self._takes_part(k):
             raise FleetError(f"client {k!r}; the recipe has clients 0 to {self.recipe.data.clients - 1}")
         if self.keys is not None and self.keys.get(key) != k:
             raise FleetError(f"it speaks for client {k}, but its key is that of client {self.keys.get(key)}")
@@ -215,10 +226,14 @@ class Meeting:
         facts = {key: said.get(key) for key in ("classes", "shape", "vocabulary", "samples")}
         shape = facts["shape"]
         sizes = [facts["classes"], facts["samples"], *(shape if isinstance(shape, list) else [None])]
-        if any(not isinstance(n, int) or isinstance(n, bool) or not 0 < n < 1 << 31 for n in sizes):
+        if not all(_number(n) and n > 0 for n in sizes):
             raise FleetError(f"it speaks of data that cannot be: {facts}")
         self._known[node] = k
         self._facts[k] = facts
+
+
+def _number(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
 
 
 class _Log:
