@@ -257,6 +257,23 @@ def test_two_nodes_with_one_client(tmp_path):
     assert not (tmp_path / "fleet").exists()
 
 
+def test_without_keys_a_node_that_was_started_again_is_taken_when_its_old_self_is_gone(tmp_path):
+    """Flower shows the old one for about a minute longer, under another number."""
+    world = World(tmp_path, 7, keyed=False, away={6})
+    world.stations[6] = world.stations[1]
+    real = world.get_nodes
+
+    def nodes():
+        done = len(Run(tmp_path / "fleet").rounds) if (tmp_path / "fleet" / "rounds.jsonl").is_file() else 0
+        world.away = {0: {6}, 1: set()}.get(done, {1})  # both in round 2, the new one alone from round 3 on
+        return real()
+
+    world.get_nodes = nodes
+    done = world.run(everyone(rounds=4), tmp_path / "fleet")
+    assert [row["left_out"] for row in done.rounds] == [[], [], [], []]
+    assert [e["node"] for e in events(tmp_path / "fleet") if e["event"] == "refused"] == [1006]
+
+
 def test_a_node_speaks_for_its_own_client_alone(tmp_path):
     world = World(tmp_path, 6)
     world.stations[4].client = 1

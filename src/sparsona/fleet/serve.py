@@ -118,6 +118,7 @@ class Meeting:
     _known: dict[int, int] = field(default_factory=dict)  # client by node, as nodes said
     _facts: dict[int, dict[str, Any]] = field(default_factory=dict)  # by client
     _wrong: dict[int, str] = field(default_factory=dict)  # by node
+    _rivals: dict[int, int] = field(default_factory=dict)  # by refused node, the other that says the same
     _spare: set[int] = field(default_factory=set)  # nodes of clients that the recipe does not have
 
     def seats(self) -> dict[int, int]:
@@ -172,7 +173,9 @@ class Meeting:
         return _number(k) and k < self.recipe.data.clients
 
     def _greet(self, nodes: dict[int, str]) -> None:
-        """Say hello to nodes that have not been asked yet."""
+        """Say hello to nodes that have not been asked yet, or were refused for another one that is gone by now."""
+        for node in [node for node, other in self._rivals.items() if other not in nodes]:
+            del self._rivals[node], self._wrong[node]
         asked = {node for node, _ in self._asked.values()} | self._known.keys() | self._wrong.keys() | self._spare
         for node, key in nodes.items():
             if node in asked:
@@ -222,6 +225,7 @@ class Meeting:
             raise FleetError(f"it speaks for client {k}, but its key is that of client {self.keys.get(key)}")
         others = [other for other, j in self._known.items() if j == k and other != node and other in self.post.nodes()]
         if self.keys is None and others:
+            self._rivals[node] = others[0]
             raise FleetError(f"it says that it is client {k}, and so does node {others[0]}")
         facts = {key: said.get(key) for key in ("classes", "shape", "vocabulary", "samples")}
         shape = facts["shape"]
