@@ -17,7 +17,7 @@ from sparsona.fleet import FleetError
 from sparsona.fleet.data import read_npz
 from sparsona.fleet.keys import check_certificate, check_private, make_authority, make_node_key, read_public, roster
 from sparsona.fleet.node import _place, check_secure, split_address
-from sparsona.fleet.server import Home, start_superlink
+from sparsona.fleet.server import Home, refusals, start_superlink
 
 
 def test_keys_are_made_and_known(tmp_path):
@@ -106,6 +106,15 @@ def test_addresses_and_trust(tmp_path):
         check_secure("127.0.0.1", True, tmp_path, None)
     assert check_secure("10.0.0.1", False, tmp_path, tmp_path)
     assert not check_secure("10.0.0.1", True, None, None)
+
+
+def test_the_server_says_whom_flower_refused(tmp_path):
+    home = Home(tmp_path)
+    (tmp_path / "nodes.json").write_text(json.dumps({"77": {"name": "north", "client": 0}}))
+    log = "ERROR: ... exception: SuperNode with node ID {} could not be activated.\n"
+    told = refusals(log.format(77) * 2 + log.format(78) + "... No SuperNode found with the given public key.", home)
+    assert [line.partition(" was refused: ")[0] for line in told] == ["north", "node 78", "a node"]
+    assert refusals("nothing of note", home) == []
 
 
 def test_a_port_that_is_taken(tmp_path):

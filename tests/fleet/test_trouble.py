@@ -17,6 +17,7 @@ from sparsona.core.wire import Message, Values, encode
 from sparsona.engines.parcels import pack, unpack
 from sparsona.engines.remote import TooFew
 from sparsona.fleet import FleetError
+from sparsona.fleet.data import NodeData
 from sparsona.results import Run
 from sparsona.runner import run
 
@@ -321,6 +322,61 @@ def test_another_version_of_sparsona(tmp_path):
     world.stations[3].version = "0.0.9"
     with pytest.raises(FleetError, match=r"node 1003: this device has Sparsona 0.0.9, the server "):
         world.run(everyone(), tmp_path / "fleet")
+
+
+def heard(world):
+    """What stations tell whoever looks after them, by client."""
+    lines = [[] for _ in world.stations]
+    for station, told in zip(world.stations, lines, strict=True):
+        station.tell = told.append
+    return lines
+
+
+def test_a_refusal_is_told_on_the_node_too_and_once(tmp_path):
+    world = World(tmp_path, 6)
+    lines = heard(world)
+    world.stations[3].version = "0.0.9"
+    for _ in range(2):
+        with pytest.raises(FleetError, match="this device has Sparsona"):
+            world.run(everyone(), tmp_path / "fleet")
+    assert sum(line.startswith("this device has Sparsona 0.0.9") for line in lines[3]) == 1
+    world.stations[3].version = world.stations[2].version
+    world.stations[4].client = 1
+    with pytest.raises(FleetError, match="its key is that of client 4"):
+        world.run(everyone(), tmp_path / "fleet")
+    assert lines[4] == ["the server refuses this node: it speaks for client 1, but its key is that of client 4"]
+    assert lines[5] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "model", "told"), [("fashion-mnist", "lenet", "fashion-mnist"), ("digits", "lenet", "'lenet' cannot be")]
+)
+def test_data_that_are_not_there_or_do_not_fit_are_told_on_the_node(source, model, told, tmp_path):
+    world = World(tmp_path, 6, data=NodeData(data_dir=tmp_path / "empty"))
+    lines = heard(world)
+    r = everyone(data={"source": source})
+    with pytest.raises(FleetError, match=told):
+        world.run(replace(r, model=replace(r.model, name=model)), tmp_path / "fleet")
+    assert [told in " ".join(line) for line in lines] == [True] * 6
+
+
+def test_two_nodes_with_one_client_are_told_on_the_node_that_is_refused(tmp_path):
+    world = World(tmp_path, 6, keyed=False)
+    world.stations[4].client = 1
+    lines = heard(world)
+    with pytest.raises(FleetError):
+        world.run(everyone(), tmp_path / "fleet")
+    assert lines[4] == ["the server refuses this node: it says that it is client 1, and so does node 1001"]
+    assert [line for k, line in enumerate(lines) if k != 4] == [[]] * 5
+
+
+def test_other_classes_are_told_on_the_node(tmp_path):
+    world = World(tmp_path, 6)
+    lines, build = heard(world), world.stations[4].build
+    world.stations[4].build = lambda raw, k: (build(raw, k)[0], build(raw, k)[1] | {"classes": 9})
+    with pytest.raises(FleetError, match="client 4 has data with classes 9, client 0 with 10"):
+        world.run(everyone(), tmp_path / "fleet")
+    assert "client 4 has data with classes 9" in lines[4][0]
 
 
 def test_nobody_is_there(tmp_path):

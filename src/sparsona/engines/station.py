@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ class Station:
     build: Build
     version: str  # of Sparsona: both ends must be the same
     most: int = MOST  # bytes of a parcel
+    tell: Callable[[str], None] = lambda text: None  # hears what goes wrong, each thing once
+    _told: set[str] = field(default_factory=set)
     _built: tuple[str, Device, dict[str, Any]] | None = None
 
     def answer(self, data: bytes) -> bytes:
@@ -42,16 +44,26 @@ class Station:
         try:
             head, blobs = unpack(data, self.most)
             echo |= {key: head.get(key) for key in ("run", "ask", "t", "kind", "k")}
+            if "refused" in head:
+                self._say(f"the server refuses this node: {_line(head['refused'])}")
+                return pack(echo)
             device, facts = self._device(head)
             if head.get("hello"):
                 return pack(echo | facts | {"sparsona": self.version})
             return self._work(echo, head, read_job(head, blobs), device)
         except Lost as error:
-            return pack(echo | {"lost": str(error)})
+            return pack(echo | {"lost": self._say(str(error))})
         except (ParcelError, Refused, ValueError, OSError) as error:
-            return pack(echo | {"error": _line(error)})
+            return pack(echo | {"error": self._say(_line(error))})
         except Exception as error:  # whatever a method or a model raises: the server names it and goes on
-            return pack(echo | {"error": f"{type(error).__name__}: {_line(error)}"})
+            return pack(echo | {"error": self._say(f"{type(error).__name__}: {_line(error)}")})
+
+    def _say(self, why: str) -> str:
+        """Tell whoever looks after this device, unless it was just said, and give it back for the answer."""
+        if why not in self._told:
+            self._told = {*list(self._told)[:100], why}
+            self.tell(why)
+        return why
 
     def _device(self, head: dict[str, Any]) -> tuple[Device, dict[str, Any]]:
         """The device that a recipe asks for, kept until another recipe comes."""
@@ -155,5 +167,5 @@ def _packed(head: dict[str, Any], result: Result) -> bytes:
     return pack(rest | head, blobs)
 
 
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:500]
+def _line(error: object) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())[:500]

@@ -23,7 +23,6 @@ from sparsona.fleet.keys import check_certificate, check_private
 from sparsona.fleet.processes import Child, environment, free_port, reachable
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_NOTICED = 90.0  # seconds after which Flower has surely noticed that a node was gone
 _PAUSE = 6.0  # seconds between two starts: Flower takes a node back only when it has noticed that it was gone
 
 
@@ -75,7 +74,7 @@ def run_node(options: NodeOptions, say: Callable[[str], None], stop: threading.E
         check_private(options.key)
         check_certificate(options.authority)
     options.data.try_out()
-    station = Station(options.client, options.home, options.data.builder(), sparsona.__version__, options.most)
+    station = Station(options.client, options.home, options.data.builder(), sparsona.__version__, options.most, say)
     child: Child | None = None
     with _place(options.home) as place:
         socket = place / "device"
@@ -83,7 +82,6 @@ def run_node(options: NodeOptions, say: Callable[[str], None], stop: threading.E
         try:
             socket.chmod(0o600)
             threading.Thread(target=_serve, args=(listener, station), daemon=True).start()
-            first = time.monotonic()
             while not stop.is_set():
                 if not reachable(host, port, 5.0):
                     say(f"the server {options.server} cannot be reached; trying again every {_PAUSE:g} seconds")
@@ -96,9 +94,7 @@ def run_node(options: NodeOptions, say: Callable[[str], None], stop: threading.E
                 while not child.ended and not stop.wait(0.5):
                     pass
                 if child.ended:
-                    if time.monotonic() - began > _NOTICED:  # it was in, so what comes now is new
-                        first = time.monotonic()
-                    say(f"{_why(child, time.monotonic() - first)}; trying again")
+                    say(f"{_why(child)}; trying again")
                     stop.wait(max(_PAUSE - (time.monotonic() - began), 1.0))
         finally:
             listener.close()
@@ -149,13 +145,14 @@ def _command(options: NodeOptions, secure: bool, socket: Path) -> list[str]:
     ]
 
 
-def _why(child: Child, tried: float) -> str:
-    """Why a SuperNode ended, in one line; it has been tried for so many seconds."""
+def _why(child: Child) -> str:
+    """Why a SuperNode ended, in one line."""
     words = child.last_words(40)
     if "certificate verify failed" in words.lower() or "certificate_verify_failed" in words.lower():
         return "the server's certificate is not trusted: it is expired, for another host, or not of this fleet's ca.crt"
-    if "code: 2004" in words:  # Flower says the same of both
-        if tried < _NOTICED:
-            return "the server refuses this node for now: it takes it back when it has noticed that it was gone"
-        return "the server refuses this node: its key is not registered there, or another node uses it"
+    if "code: 2004" in words:  # Flower says the same of all three
+        return (
+            "the server refuses this node: its key is not registered there, or another node uses it, or it has just "
+            "been started again and the server has not noticed yet (about a minute)"
+        )
     return f"the SuperNode ended (exit code {child.process.returncode}): {child.last_words(2)}"

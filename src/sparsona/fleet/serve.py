@@ -26,6 +26,7 @@ from sparsona.results import Journal, Run, write
 from sparsona.runner import Progress, bare_device, drive
 
 _MOST_HELLO = 1 << 20
+_NOTICE = 20.0  # seconds within which a node should have heard why it was refused
 _THE_WAY = ("httpx", "httpcore", "flwr")  # whose errors tell that the SuperLink cannot be reached
 
 
@@ -119,6 +120,7 @@ class Meeting:
     _facts: dict[int, dict[str, Any]] = field(default_factory=dict)  # by client
     _wrong: dict[int, str] = field(default_factory=dict)  # by node
     _rivals: dict[int, int] = field(default_factory=dict)  # by refused node, the other that says the same
+    _notices: set[str] = field(default_factory=set)  # parcels that tell nodes why they were refused
     _spare: set[int] = field(default_factory=set)  # nodes of clients that the recipe does not have
 
     def seats(self) -> dict[int, int]:
@@ -138,6 +140,7 @@ class Meeting:
             self._greet(self.post.nodes())
             self._listen()
             if self._wrong and strict:
+                self._wait_for_notices()
                 raise FleetError(self._complaints())
             if self._facts.keys() >= everyone:
                 break
@@ -156,10 +159,13 @@ class Meeting:
         for k, facts in sorted(self._facts.items()):
             for key, value in shared.items():
                 if facts[key] != value:
-                    raise FleetError(
+                    why = (
                         f"client {k} has data with {key} {facts[key]}, client {first} with {value}; all must have the "
                         "same (a node with a file of its own may need --classes)"
                     )
+                    self._notify([node for node, j in self._known.items() if j == k], why)
+                    self._wait_for_notices()
+                    raise FleetError(why)
         return shared | {"samples": sum(facts["samples"] for facts in self._facts.values())}
 
     def _complaints(self) -> str:
@@ -205,6 +211,21 @@ class Meeting:
             except (ParcelError, FleetError) as error:
                 self._wrong[node] = str(error)
                 self.tell({"event": "refused", "node": node, "why": str(error)})
+                self._notify([node], str(error))
+
+    def _notify(self, nodes: list[int], why: str) -> None:
+        """Let nodes know why they were refused, for whoever looks after them."""
+        for node in nodes:
+            number = self.post.send(node, pack({"refused": why}), _NOTICE)
+            if number is not None:
+                self._notices.add(number)
+
+    def _wait_for_notices(self) -> None:
+        """Let what was sent arrive before this process, and with it the run, ends."""
+        end = time.monotonic() + _NOTICE
+        while self._notices and time.monotonic() < end:
+            self._notices -= {reply.number for reply in self.post.receive(self._notices)}
+            time.sleep(0.1)
 
     def _welcome(self, node: int, key: str, ask: str, said: dict[str, Any]) -> None:
         """Check what a node says of itself."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -33,6 +34,8 @@ from sparsona.runner import Progress
 CONNECTION = "fleet"  # the name that Flower's settings know the server by
 _STARTS_WITHIN = 180.0  # seconds
 _STRANGER = "No SuperNode found with the given public key"  # what Flower's log says of a key that it does not know
+_TWICE = re.compile(r"SuperNode with node ID (\d+) could not be activated")  # and of one that is in use
+_QUIET = 120.0  # seconds without a refusal after which the same one is news again
 
 
 @dataclass(frozen=True)
@@ -136,11 +139,14 @@ def run_server(home: Home, host: str, port: int, secure: bool, say: Callable[[st
     try:
         if secure:
             register(home, say)
+        said: dict[str, float] = {}
         say(f"the server listens on {host}:{port}" + (f"; the fleet's keys are in {home.keys}" if secure else ""))
         while True:
             time.sleep(0.5)
-            if _STRANGER in child.news():
-                say("a node was refused: its key is not registered here; put its .pub file into keys and start again")
+            for line in refusals(child.news(), home):
+                if time.monotonic() - said.get(line, -_QUIET) >= _QUIET:
+                    say(line)
+                said[line] = time.monotonic()
             if child.ended:
                 say(f"the SuperLink ended: {child.last_words()}; starting it again")
                 child.stop()
@@ -148,6 +154,19 @@ def run_server(home: Home, host: str, port: int, secure: bool, say: Callable[[st
                 child = start_superlink(home, host, port, secure)
     finally:
         stop_all([child])
+
+
+def refusals(news: str, home: Home) -> list[str]:
+    """What Flower's log tells of nodes that it refused, in our words."""
+    names = json.loads(home.nodes.read_text()) if home.nodes.is_file() else {}
+    told = [
+        f"{names.get(node, {}).get('name', f'node {node}')} was refused: a node with its key is there already, or was "
+        "until a moment ago"
+        for node in sorted(set(_TWICE.findall(news)))
+    ]
+    if _STRANGER in news:
+        told.append("a node was refused: its key is not registered here; put its .pub file into keys and start again")
+    return told
 
 
 APP = """[project]
