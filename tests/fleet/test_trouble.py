@@ -13,9 +13,9 @@ import torch
 from fleet.test_fleet import files
 from fleet.world import World
 from small import recipe
-from sparsona.core.wire import Message, Values, encode
+from sparsona.core.wire import Bits, Message, Values, encode
 from sparsona.engines.parcels import pack, unpack
-from sparsona.engines.remote import TooFew
+from sparsona.engines.rounds import TooFew
 from sparsona.fleet import FleetError
 from sparsona.fleet.data import NodeData
 from sparsona.results import Run
@@ -59,6 +59,10 @@ LIES = {
     "nothing": (lambda head, blobs: b"", "0 bytes are no parcel"),
     "half": (lambda head, blobs: pack(head, blobs)[:-9], "bytes follow the head"),
     "not a message": (lambda head, blobs: pack(head, [b"x" * len(blobs[0])]), "do not start like a message"),
+    "a small message of a large mask": (
+        lambda head, blobs: pack(head, [encode(Message(theta=Bits(torch.zeros(1 << 24, dtype=torch.bool))))]),
+        "takes 16777216 bytes, the limit leaves",
+    ),
     "NaN": (lambda head, blobs: pack(head, [message(float("nan"), 4810)]), "NaN or Inf"),
     "shape": (lambda head, blobs: pack(head, [message(1.0, 7)]), "theta"),
     "other client": (lambda head, blobs: pack(head | {"k": 1}, blobs), "k is 1, not 2"),

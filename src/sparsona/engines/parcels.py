@@ -61,6 +61,11 @@ def unpack(data: bytes | memoryview, most: int = MOST) -> tuple[dict[str, Any], 
     return head, blobs
 
 
+def bound(nbytes: int, dim: int, most: int) -> int:
+    """How many bytes a message of so many may take when decoded: a short one may stand for masks as long as a model."""
+    return min(most, nbytes + 64 * dim + (1 << 20))
+
+
 def job_parts(job: Job) -> tuple[dict[str, Any], list[bytes | memoryview]]:
     """A job without its client's value, which stays on the device, as a head and blobs."""
     head = {"kind": job.kind, "t": job.t, "k": job.k, "wants": list(job.wants), "senders": list(job.inbox)}

@@ -14,16 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from sparsona.engines.device import Absent, Device, Job, Result
-from sparsona.engines.parcels import MOST, ParcelError, job_parts, pack, read_result, unpack
+from sparsona.engines.parcels import MOST, ParcelError, bound, job_parts, pack, read_result, unpack
+from sparsona.engines.rounds import TooFew
 
 POLL = 0.05  # seconds between the first looks for answers
 _SLOWEST = 0.5  # between later ones: a round that takes long need not be noticed at once
-_LATE = 1000  # answers that are still listened for when their round is over
+_LOOK = 2.0  # seconds between two looks for nodes that have come back
 ATTEMPTS = 3  # time-outs that a round with too few answers may take
-
-
-class TooFew(RuntimeError):
-    """A round had fewer answers than it needs; the last checkpoint is intact."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +53,10 @@ class _Asked:
 
     job: Job
     place: int
-    parcel: bytes
     ask: str  # drawn at random, so that no old answer fits
-    number: str | None = None  # of the parcel, once it is out
+    number: str | None = None  # of the parcel, while it is out
     node: int = 0
+    reached: bool = False  # whether it has been out
     why: str = "not there"
 
 
@@ -77,29 +74,33 @@ class Remote:
     tell: Callable[[dict[str, Any]], None] = lambda event: None
     poll: float = POLL
     traffic: dict[int, dict[str, Any]] = field(default_factory=dict)  # by client: when last seen, bytes
-    _late: dict[str, _Asked] = field(default_factory=dict)
 
     def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """The results in the order of the jobs, when all who are there have answered or the time is over."""
+        """The results in the order of the jobs, each as soon as those before it have come or the time is over."""
         done: dict[int, Result] = {}
         asked: list[_Asked] = []
         for place, job in enumerate(jobs):
             if job.kind == "post":  # a client's beginning is known to all, from the seed
                 done[place] = replace(self.device.handle(job), client=None)
                 continue
-            asked.append(self._asked(place, job))
+            asked.append(_Asked(job, place, secrets.token_hex(8)))
+        needs, given = 0, 0
         if asked:
-            needs = min(self.least, len(asked)) if asked[0].job.kind == "local" else 0
-            if "bytes" in asked[0].job.wants:  # among peers these may be one wave of many, so that being there must do
-                self._wait_for_enough(asked[0].job.t)
+            first = asked[0].job
+            needs = min(self.least, len(asked)) if first.kind == "local" else 0
+            if "bytes" in first.wants:  # among peers these may be one wave of many, so that being there must do
+                self._wait_for_enough(first.t)
                 needs = 0
-            self._gather(asked, done, needs)
-        for place in range(len(done)):
-            result = done.pop(place)
-            if result.absent is not None and asked[0].job.kind != "local":  # rounds name those of their own
-                about = {"client": result.k, "round": asked[0].job.t + 1, "job": asked[0].job.kind}
+        for one, result in self._gather(asked, needs):
+            if result.absent is not None and one.job.kind != "local":  # rounds name those of their own
+                about = {"client": result.k, "round": one.job.t + 1, "job": one.job.kind}
                 self.tell({"event": "not tested", **about, "why": result.absent.why})
-            yield result
+            done[one.place] = result
+            while given in done:
+                yield done.pop(given)
+                given += 1
+        for place in sorted(done):
+            yield done.pop(place)
 
     def close(self) -> None:
         """Nothing was started here."""
@@ -112,71 +113,64 @@ class Remote:
                 raise TooFew(f"round {t + 1} needs at least {self.least} clients, and {there} are there")
             time.sleep(_SLOWEST)
 
-    def _asked(self, place: int, job: Job) -> _Asked:
-        ask = secrets.token_hex(8)
-        head, blobs = job_parts(job)
-        version = None if job.client is None else job.client.decode("ascii")
-        parcel = pack(self.head | head | {"ask": ask, "version": version}, blobs)
-        return _Asked(replace(job, inbox={}), place, parcel, ask)
-
-    def _gather(self, asked: list[_Asked], done: dict[int, Result], needs: int) -> None:
+    def _gather(self, asked: list[_Asked], needs: int) -> Iterator[tuple[_Asked, Result]]:
         """Send, and collect until all who are there have answered; too few answers make it wait and ask again."""
         open_ = list(asked)
-        answers = 0
+        answers, whys = 0, list[str]()
         for _ in range(ATTEMPTS):
+            if not open_:
+                break
             began = time.monotonic()
             end = began + self.timeout
-            looked = 0.0
-            while open_ and time.monotonic() < end:
-                if time.monotonic() >= looked:
+            looked, over = 0.0, False
+            while open_ and not over:
+                over = time.monotonic() >= end  # whoever takes the results may be slow: what came meanwhile is in time
+                if time.monotonic() >= looked and not over:
                     self._send(open_, end)
-                    looked = time.monotonic() + 2
+                    looked = time.monotonic() + _LOOK
                 for one, result in self._receive(open_):
-                    done[one.place] = result
                     open_.remove(one)
-                    answers += result.absent is None
+                    if result.absent is None:
+                        answers += 1
+                    else:
+                        whys.append(f"client {one.job.k}: {result.absent.why}")
+                    yield one, result
                 if not any(one.number for one in open_) and answers >= needs:
                     break  # the others are not there, and nobody waits for them
-                if open_:
+                if open_ and not over:
                     time.sleep(min(max(self.poll, 0.02 * (time.monotonic() - began)), _SLOWEST))
             for one in open_:
                 if one.number is not None:
-                    one.why = f"no answer within {self.timeout:g} seconds"
-                    self._late[one.number] = replace(one, parcel=b"")
-                    one.number = None
-            for number in list(self._late)[:-_LATE]:
-                del self._late[number]
+                    one.number, one.why = None, f"no answer within {self.timeout:g} seconds"
             if answers >= needs or not open_:
                 break
             names = ", ".join(str(one.job.k) for one in open_)
             self.tell({"event": "too few answers", "answers": answers, "needed": needs, "missing": names})
-        for one in open_:
-            reached = one.why != "not there"
-            done[one.place] = Result(one.job.k, absent=Absent(one.why, reached))
         if answers < needs:
-            whys = [f"client {r.k}: {r.absent.why}" for _, r in sorted(done.items()) if r.absent is not None]
+            whys += [f"client {one.job.k}: {one.why}" for one in open_]
             raise TooFew(f"round {asked[0].job.t + 1} has {answers} of at least {needs} answers: {'; '.join(whys)}")
+        for one in open_:
+            yield one, Result(one.job.k, absent=Absent(one.why, one.reached))
 
     def _send(self, open_: list[_Asked], end: float) -> None:
-        """Send what is not out yet to those who are there."""
+        """Send what is not out yet to those who are there; a parcel is made when it goes out, and not kept."""
         waiting = [one for one in open_ if one.number is None]
         seats = self.seats() if waiting else {}
         for one in waiting:
             node = seats.get(one.job.k)
             if node is None:
                 continue
-            one.number = self.post.send(node, one.parcel, max(end - time.monotonic(), 1.0))
-            one.node = node
-            self._count(one.job.k, "down", len(one.parcel))
+            head, blobs = job_parts(one.job)
+            parcel = pack(self.head | head | {"ask": one.ask, "version": _version(one.job)}, blobs)
+            one.number = self.post.send(node, parcel, max(end - time.monotonic(), 1.0))
+            if one.number is not None:
+                one.node, one.reached = node, True
+                self._count(one.job.k, "down", len(parcel))
 
     def _receive(self, open_: list[_Asked]) -> Iterator[tuple[_Asked, Result]]:
         by_number = {one.number: one for one in open_ if one.number is not None}
-        for reply in self.post.receive({*by_number, *self._late}):
-            if (late := self._late.pop(reply.number, None)) is not None:
-                if reply.data is not None:
-                    self.tell({"event": "late answer", "client": late.job.k, "round": late.job.t + 1})
-                continue
-            one = by_number.get(reply.number)
+        for reply in self.post.receive(set(by_number)):
+            one = by_number.pop(reply.number, None)  # once: what comes a second time is nobody's
             if one is None:
                 continue
             if reply.data is not None:
@@ -197,7 +191,7 @@ class Remote:
             head, blobs = unpack(reply.data, self.most)
             if "error" in head:
                 return Result(k, absent=Absent(str(head["error"])[:500]))
-            before = None if one.job.client is None else one.job.client.decode("ascii")
+            before = _version(one.job)
             due = {"run": self.head["run"], "ask": one.ask, "t": one.job.t, "kind": one.job.kind, "k": k}
             if "lost" not in head:
                 due["from"] = before
@@ -206,7 +200,7 @@ class Remote:
                     raise ParcelError(f"an answer to something else: {key} is {head.get(key)!r}, not {value!r}")
             if "lost" in head:
                 return Result(k, absent=Absent(f"begins anew: {str(head['lost'])[:300]}", reset=True))
-            result = read_result(head, blobs, self.most)
+            result = read_result(head, blobs, bound(len(reply.data), self.device.task.layout.dim, self.most))
             version = head.get("version")
             if one.job.kind == "local":
                 self._told_of_others(k, one.job.t, head.get("unread"))
@@ -238,6 +232,11 @@ class Remote:
         seen[way] += nbytes
         if way == "up":
             seen["seen"] = time.time()
+
+
+def _version(job: Job) -> str | None:
+    """Which of its client's values a job is about."""
+    return None if job.client is None else job.client.decode("ascii")
 
 
 def _follows(version: Any, before: str | None) -> bool:

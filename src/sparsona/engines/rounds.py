@@ -18,6 +18,10 @@ from sparsona.method import Remarking, Server, StarMethod
 Ballots = dict[int, dict[int, bool]]  # by round, what each client voted
 
 
+class TooFew(RuntimeError):
+    """A round had fewer answers than it needs; the last checkpoint is intact."""
+
+
 class Engine(Protocol):
     """Runs jobs and gives their results in the order of the jobs."""
 

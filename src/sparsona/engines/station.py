@@ -15,7 +15,7 @@ from sparsona.engines.device import Device, Job, Raw, Result
 from sparsona.engines.files import write
 from sparsona.engines.frames import result_parts
 from sparsona.engines.keep import Keep, Lost
-from sparsona.engines.parcels import MOST, ParcelError, pack, read_job, unpack
+from sparsona.engines.parcels import MOST, ParcelError, bound, pack, read_job, unpack
 
 _DEEPEST = 100  # rounds that a server may go back, whatever it says
 Build = Callable[[dict[str, Any], int], tuple[Device, dict[str, Any]]]  # recipe and client to device and facts
@@ -86,7 +86,7 @@ class Station:
             raise Refused(f"run = {run!r}: must be small letters, digits and dashes")
         folder = self.home / run
         keep = Keep(folder, min(int(head.get("depth", 1)), _DEEPEST))
-        job, unread = _sifted(job, device)
+        job, unread = _sifted(job, device, self.most)
         if before is not None and job.kind not in ("shared", "validate", "finish"):
             job = replace(job, client=keep.get(str(before)))
         with arithmetic():  # so that all machines agree
@@ -114,7 +114,7 @@ def _handled(job: Job, device: Device) -> tuple[Result, dict[str, str]]:
         return device.handle(replace(job, inbox=alone)), {str(j): why for j in job.inbox if j not in alone}
 
 
-def _sifted(job: Job, device: Device) -> tuple[Job, dict[str, str]]:
+def _sifted(job: Job, device: Device, most: int) -> tuple[Job, dict[str, str]]:
     """The job without peers' messages that nobody could use, and what is wrong with them.
 
     The server passes on what it does not read; so whoever is the first to read it has to look.
@@ -123,12 +123,13 @@ def _sifted(job: Job, device: Device) -> tuple[Job, dict[str, str]]:
     own = job.inbox.get("self")
     if own is None or job.kind != "local":
         return job, wrong
-    dim, form = device.task.layout.dim, _form(_read(own), device.task.layout.dim)
+    dim = device.task.layout.dim
+    form = _form(_read(own, dim, most), dim)
     first: list[dict[str, str]] = []  # the form of what all begin with, made if it is needed
     for j, raw in job.inbox.items():
         if isinstance(j, int):
             try:
-                message = _read(raw)
+                message = _read(raw, dim, most)
             except WireError as error:
                 wrong[str(j)] = str(error)
                 continue
@@ -147,8 +148,8 @@ def _sifted(job: Job, device: Device) -> tuple[Job, dict[str, str]]:
     return replace(job, inbox={j: m for j, m in job.inbox.items() if str(j) not in wrong}), wrong
 
 
-def _read(raw: Any) -> Message:
-    return raw if isinstance(raw, Message) else decode(raw, max_bytes=MOST)
+def _read(raw: Any, dim: int, most: int) -> Message:
+    return raw if isinstance(raw, Message) else decode(raw, max_bytes=bound(len(raw), dim, most))
 
 
 def _form(message: Message, dim: int) -> dict[str, str]:

@@ -19,7 +19,8 @@ import torch
 import sparsona
 from sparsona.config import Recipe, check, tables
 from sparsona.engines.parcels import ParcelError, pack, unpack
-from sparsona.engines.remote import Post, Remote, TooFew
+from sparsona.engines.remote import Post, Remote
+from sparsona.engines.rounds import TooFew
 from sparsona.engines.store import StoreError
 from sparsona.fleet import FleetError
 from sparsona.results import Journal, Run, write
