@@ -11,6 +11,8 @@ from sparsona.engines.files import write
 
 _FORM = re.compile(r"(\d{1,9})-([0-9a-f]{16})")
 
+_ALIKE = 3  # values of one number that stay: a round that was done again may have ended otherwise
+
 
 class Lost(ValueError):
     """The device has not, or no longer, the version that the server speaks of."""
@@ -48,10 +50,19 @@ class Keep:
         version = _name(number, value)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write(self._file(version), value, private=True)
-        files = sorted(self.folder.glob("*.value"), key=lambda f: f.stat().st_mtime_ns, reverse=True)
-        for old in files[self.depth + 4 :]:
-            old.unlink(missing_ok=True)
+        self._prune(number, {version, before})
         return version
+
+    def _prune(self, newest: int, needed: set[str | None]) -> None:
+        """Forget what is too far from the newest, and but a few of those that were made again; clocks may be wrong."""
+        by_number: dict[int, list[Path]] = {}
+        for file in self.folder.glob("*.value"):
+            if _FORM.fullmatch(file.stem) and file.stem not in needed:
+                by_number.setdefault(int(file.stem.partition("-")[0]), []).append(file)
+        for number, files in by_number.items():
+            files.sort(key=lambda f: f.stat().st_mtime_ns, reverse=True)
+            for file in files[_ALIKE if abs(number - newest) <= self.depth + 1 else 0 :]:
+                file.unlink(missing_ok=True)
 
     def versions(self) -> list[str]:
         """The versions that are here."""
