@@ -50,7 +50,7 @@ class FleetConfig:
     hold_out: Fraction = 0.0  # share of clients that never take part: newcomers, adapted and tested at the end
     adapt_epochs: Count = 1  # passes over its data with which a newcomer adapts
     timeout: Positive = 600.0  # on a real fleet: seconds in which clients must answer
-    min_answers: Count = 1  # on a real fleet: answers (without a server: clients there) that a round needs
+    min_answers: Count = 1  # on a real fleet: sound answers (without a server: clients there) that a round needs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -320,6 +320,8 @@ class _Loop:
             chosen = [self.members[place] for place in places]
             ctx = self.device.ctx(t, "merge", t)
             server, done = star(self.device.method, self.engine, store, server, t, chosen, ctx, wants)
+            if self.away:
+                done.enough(min(recipe.fleet.min_answers, len(chosen)))
         else:
             plan = recipe.topology.plan(everyone, t, recipe.rounds, Rng(recipe.seed, "topology"))
             if t == 0:

@@ -230,6 +230,19 @@ def test_too_few_answers(tmp_path):
     assert Run(tmp_path / "fleet").finished
 
 
+@pytest.mark.parametrize("what", ["NaN", "shape"])
+def test_what_cannot_be_used_is_no_answer(what, tmp_path):
+    world = World(tmp_path, 6, lie=liar(LIES[what][0]))
+    with pytest.raises(TooFew, match=r"round 2 has 5 of at least 6 answers: client 2: "):
+        world.run(everyone(fleet={"min_answers": 6}), tmp_path / "fleet")
+    assert len(Run(tmp_path / "fleet").rounds) == 1
+
+
+def test_more_rounds_between_checkpoints_than_devices_keep_are_refused(tmp_path):
+    with pytest.raises(FleetError, match=r"engine.checkpoint_every = 101: must be at most 100 on a fleet"):
+        World(tmp_path, 6).run(everyone(checkpoint_every=101), tmp_path / "fleet")
+
+
 PEER_LIES = {
     "garbage": ("dadpfl", b"garbage", "too few for a message"),
     "shape": ("dadpfl", encode(Message(model=Values(torch.ones(7)))), "model is Values of part, not Sparse of 4810"),

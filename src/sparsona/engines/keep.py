@@ -11,6 +11,7 @@ from sparsona.engines.files import write
 
 _FORM = re.compile(r"(\d{1,9})-([0-9a-f]{16})")
 
+DEEPEST = 100  # rounds that a server may go back, whatever it says
 _ALIKE = 3  # values of one number that stay: a round that was done again may have ended otherwise
 
 

@@ -67,6 +67,13 @@ class Round:
     seconds: float = 0.0  # spent on devices
     reset: set[int] = field(default_factory=set)  # clients that lost what they kept, and begin anew after this round
 
+    def enough(self, least: int) -> None:
+        """Raise TooFew if fewer answers than these were taken."""
+        taken = len(self.costs.keys() - self.left_out.keys())
+        if taken < least:
+            whys = "; ".join(f"client {k}: {why}" for k, why in sorted(self.left_out.items()))
+            raise TooFew(f"round {self.t + 1} has {taken} of at least {least} answers: {whys}")
+
 
 def star(
     method: StarMethod, engine: Engine, store: Store, server: Server, t: int, chosen: list[int], ctx: Ctx, wants: Wants

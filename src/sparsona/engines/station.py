@@ -14,10 +14,9 @@ from sparsona.core.wire import Bits, Message, Sparse, Values, WireError, decode
 from sparsona.engines.device import Device, Job, Raw, Result
 from sparsona.engines.files import write
 from sparsona.engines.frames import result_parts
-from sparsona.engines.keep import Keep, Lost
+from sparsona.engines.keep import DEEPEST, Keep, Lost
 from sparsona.engines.parcels import MOST, ParcelError, bound, pack, read_job, unpack
 
-_DEEPEST = 100  # rounds that a server may go back, whatever it says
 Build = Callable[[dict[str, Any], int], tuple[Device, dict[str, Any]]]  # recipe and client to device and facts
 
 
@@ -85,7 +84,7 @@ class Station:
         if not isinstance(run, str) or not re.fullmatch(r"[0-9a-z-]{1,64}", run):
             raise Refused(f"run = {run!r}: must be small letters, digits and dashes")
         folder = self.home / run
-        keep = Keep(folder, min(int(head.get("depth", 1)), _DEEPEST))
+        keep = Keep(folder, min(int(head.get("depth", 1)), DEEPEST))
         job, unread = _sifted(job, device, self.most)
         if before is not None and job.kind not in ("shared", "validate", "finish"):
             job = replace(job, client=keep.get(str(before)))

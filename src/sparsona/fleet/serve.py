@@ -18,6 +18,7 @@ import torch
 
 import sparsona
 from sparsona.config import Recipe, check, tables
+from sparsona.engines.keep import DEEPEST
 from sparsona.engines.parcels import ParcelError, pack, unpack
 from sparsona.engines.remote import Post, Remote
 from sparsona.engines.rounds import TooFew
@@ -55,6 +56,11 @@ def serve(post: Post, order: dict[str, Any], work: Path) -> Run:
     if began:
         run = json.loads((folder / "run.json").read_text())["fleet_run"]
         recipe = Run.open(folder).recipe
+    if recipe.engine.checkpoint_every > DEEPEST:
+        raise FleetError(
+            f"engine.checkpoint_every = {recipe.engine.checkpoint_every}: must be at most {DEEPEST} on a fleet, for "
+            "devices keep no more rounds for a server that goes back to its checkpoint"
+        )
     log = _Log(folder)
     head = {
         "run": run,
