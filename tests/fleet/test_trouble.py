@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -154,21 +155,37 @@ def test_who_is_away_is_not_waited_for_and_comes_back_as_it_was(tmp_path):
     assert done.rounds[1]["down"] == done.rounds[0]["down"] * 5 // 6  # nothing was sent to it
 
 
-@pytest.mark.parametrize("method", ["ditto", "fedspa", "fedpse", "fedstc", "subfedavg", "dadpfl"])
-def test_a_device_that_lost_its_state_begins_anew_on_both_sides(method, tmp_path):
-    import shutil
-
+def lose_state(world, t):
+    """Client 2 loses all that it keeps in round t, once."""
     struck = []
 
     def lie(k, data, answer):
-        if k == 2 and answers(data) == 1 and not struck:
+        if k == 2 and answers(data) == t and not struck:
             struck.append(k)
-            for folder in (tmp_path / "node-2").iterdir():
+            for folder in (world.folder / "node-2").iterdir():
                 shutil.rmtree(folder)
             return world.stations[2].answer(data)
         return answer
 
-    world = World(tmp_path, 6, lie=lie)
+    world.lie = lie
+
+
+def test_a_device_that_lost_its_part_of_a_model_is_sent_the_whole_one(tmp_path):
+    """After its warm-up LG-FedAvg sends those that it has met the shared part alone; this one has no other part."""
+    world = World(tmp_path, 6)
+    lose_state(world, 2)
+    method = {"share": "head", "warmup": 1}
+    done = world.run(everyone("lgfedavg", rounds=4, method=method), tmp_path / "fleet")
+    down = {(row["round"], row["client"]): row["down"] for row in done.rows("clients")}
+    assert down[4, 2] == down[1, 2] > 2 * down[4, 1]
+
+
+@pytest.mark.parametrize(
+    "method", ["ditto", "fedspa", "fedpse", "fedstc", "subfedavg", "fedmask", "lgfedavg", "dadpfl"]
+)
+def test_a_device_that_lost_its_state_begins_anew_on_both_sides(method, tmp_path):
+    world = World(tmp_path, 6)
+    lose_state(world, 1)
     done = world.run(everyone(method, rounds=4), tmp_path / "fleet")
     assert [row["left_out"] for row in done.rounds] == [[], [2], [], []]
     assert done.rounds[1]["why_left_out"]["2"].startswith("begins anew: version 0-")

@@ -56,15 +56,17 @@ def loads(data: bytes, types: Types, apart: Callable[[str], Tensor] | None = Non
 
 
 def without(server: Any, start: Any, k: int) -> Any:
-    """A server's value with what it keeps of client k, in dicts by client number, as it was at the start."""
+    """A server's value with what it keeps of client k as at the start: in dicts by client, or in tuples of clients."""
     if not dataclasses.is_dataclass(server) or isinstance(server, type):
         return server
-    changed = {}
+    changed: dict[str, Any] = {}
     for f in dataclasses.fields(server):
         kept = getattr(server, f.name)
         if isinstance(kept, dict) and k in kept:
             first = getattr(start, f.name)
             changed[f.name] = {j: v for j, v in kept.items() if j != k} | ({k: first[k]} if k in first else {})
+        elif isinstance(kept, tuple) and k in kept and all(type(j) is int for j in kept):
+            changed[f.name] = tuple(j for j in kept if j != k or k in getattr(start, f.name))
     return dataclasses.replace(server, **changed)
 
 
