@@ -17,7 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fleet.world import World
 from small import recipe
 from sparsona.config import tables
-from sparsona.engines.flower import client_app
+from sparsona.engines.flower import _through_socket, client_app
 from sparsona.engines.parcels import pack, unpack
 from sparsona.engines.station import Station
 from sparsona.fleet.data import NodeData
@@ -134,6 +134,16 @@ def test_the_process_that_stays_answers_over_its_socket(tmp_path):
             assert told in said
         with Client(str(folder / "device"), "AF_UNIX"):
             pass  # one that hangs up at once does not stop it
+        honest = station.answer
+        station.answer = lambda data: (_ for _ in ()).throw(MemoryError)
+        with Client(str(folder / "device"), "AF_UNIX") as link:
+            link.send_bytes(b"one that is too much")  # the next is answered
+            with pytest.raises(EOFError):
+                link.recv_bytes()
+        station.answer = lambda data: threading.Event().wait(2) and b""
+        with pytest.raises(TimeoutError, match=r"did not answer within 0.1 seconds"):
+            _through_socket(b"one that takes too long", context, 0.1)
+        station.answer = honest
         with Client(str(folder / "device"), "AF_UNIX") as link:
             link.send_bytes(b"garbage")
             assert "no parcel" in unpack(link.recv_bytes())[0]["error"]

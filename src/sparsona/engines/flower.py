@@ -25,14 +25,14 @@ _KIND = "query.sparsona"
 def client_app(ask: Callable[[bytes, Context], bytes] | None = None) -> ClientApp:
     """What runs on a node for each message: bytes in, bytes out."""
     app = ClientApp()
-    through = ask or _through_socket
 
     @app.query("sparsona")
     def query(message: Message, context: Context) -> Message:
         data = message.content[_KEY]["data"]
         if not isinstance(data, bytes):
             raise TypeError("a message without a parcel")
-        return Message(_content(through(data, context)), reply_to=message)
+        answer = ask(data, context) if ask else _through_socket(data, context, message.metadata.ttl)
+        return Message(_content(answer), reply_to=message)
 
     return app
 
@@ -89,8 +89,10 @@ def _content(data: bytes) -> RecordDict:
     return RecordDict({_KEY: ConfigRecord({"data": data})})
 
 
-def _through_socket(data: bytes, context: Context) -> bytes:
-    """Ask the process that stays."""
+def _through_socket(data: bytes, context: Context, seconds: float) -> bytes:
+    """Ask the process that stays; when the message's time is over, nobody wants the answer."""
     with Client(str(context.node_config["socket"]), "AF_UNIX") as link:
         link.send_bytes(data)
+        if not link.poll(seconds):
+            raise TimeoutError(f"the device did not answer within {seconds:g} seconds")
         return link.recv_bytes()

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Listener
 from pathlib import Path
@@ -23,6 +23,7 @@ from sparsona.fleet.keys import check_certificate, check_private
 from sparsona.fleet.processes import Child, environment, free_port, reachable
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_ASKS_WITHIN = 60.0  # seconds in which whoever connects to the device's process must begin to ask
 _PAUSE = 6.0  # seconds between two starts: Flower takes a node back only when it has noticed that it was gone
 
 
@@ -78,10 +79,11 @@ def run_node(options: NodeOptions, say: Callable[[str], None], stop: threading.E
     child: Child | None = None
     with _place(options.home) as place:
         socket = place / "device"
-        listener = Listener(str(socket), "AF_UNIX")
+        listener = Listener(str(socket), "AF_UNIX", backlog=16)  # one that waits must not keep others from asking
         try:
             socket.chmod(0o600)
-            threading.Thread(target=_serve, args=(listener, station), daemon=True).start()
+            device = threading.Thread(target=_serve, args=(listener, station), daemon=True)
+            device.start()
             while not stop.is_set():
                 if not reachable(host, port, 5.0):
                     say(f"the server {options.server} cannot be reached; trying again every {_PAUSE:g} seconds")
@@ -92,7 +94,8 @@ def run_node(options: NodeOptions, say: Callable[[str], None], stop: threading.E
                 child = Child(_command(options, secure, socket), options.home / "supernode.log", environment(place))
                 say(f"client {options.client} of {options.server}")
                 while not child.ended and not stop.wait(0.5):
-                    pass
+                    if not device.is_alive():  # to be online and never answer would be worse
+                        raise FleetError("the part of this node that does the work has ended; start it again")
                 if child.ended:
                     say(f"{_why(child)}; trying again")
                     stop.wait(max(_PAUSE - (time.monotonic() - began), 1.0))
@@ -128,8 +131,14 @@ def _place(home: Path) -> Iterator[Path]:
 def _serve(listener: Listener, station: Station) -> None:
     """Answer whoever asks over the socket, one after the other, until nobody can ask any more."""
     while Path(str(listener.address)).exists():  # closing removes it
-        with suppress(OSError, EOFError), listener.accept() as link:
-            link.send_bytes(station.answer(link.recv_bytes(station.most)))
+        try:
+            with listener.accept() as link:
+                if link.poll(_ASKS_WITHIN):
+                    link.send_bytes(station.answer(link.recv_bytes(station.most)))
+        except (OSError, EOFError):  # whoever asked is gone
+            time.sleep(0.01)
+        except Exception as error:  # such as too little memory for one parcel: the next may be smaller
+            station.tell(f"a job could not be read: {type(error).__name__}: {error}")
 
 
 def _command(options: NodeOptions, secure: bool, socket: Path) -> list[str]:
