@@ -12,9 +12,10 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'sparsona[flower]'")
 
 from command import call, ok, refused
+from sparsona.config import load
 from sparsona.data import DataError
-from sparsona.fleet import FleetError
-from sparsona.fleet.data import read_npz
+from sparsona.fleet import FleetError, node, server
+from sparsona.fleet.data import NodeData, read_npz
 from sparsona.fleet.keys import check_certificate, check_private, make_authority, make_node_key, read_public, roster
 from sparsona.fleet.node import _place, check_secure, split_address
 from sparsona.fleet.server import Home, refusals, start_superlink
@@ -214,6 +215,38 @@ def test_a_node_with_nothing_to_learn_from(tmp_path):
     line = call("fleet", "node", "127.0.0.1:1", "--client", "0", "--insecure", "--data", str(tmp_path / "none.npz"))
     assert line.exit_code == 2
     assert "none.npz cannot be read" in line.stderr
+
+
+def test_a_server_process_that_is_quick_to_start_is_found(tmp_path, monkeypatch):
+    """It may have written its number before whoever submitted it goes on."""
+    (tmp_path / "server.json").write_text(json.dumps({"host": "h", "port": 1, "secure": False}))
+    monkeypatch.setattr(server, "reachable", lambda *_: True)
+
+    def submit(home, work, attempts):
+        (work / "pid").write_text("0")
+        (work / "done").write_text("")
+
+    def follow(work, folder, recipe, listen):
+        assert (work / "pid").is_file()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server, "_submit", submit)
+    monkeypatch.setattr(server, "_end_process", lambda work: None)
+    real = server._follow
+    monkeypatch.setattr(server, "_follow", lambda *a: real(*a) and follow(*a))
+    with pytest.raises(KeyboardInterrupt):
+        server.run_on_fleet(Home(tmp_path), load("quickstart")["personal"], tmp_path / "r", print, print)
+
+
+def test_a_node_that_can_no_longer_work_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(node, "_serve", lambda listener, station: None)
+    monkeypatch.setattr(node, "reachable", lambda host, port, seconds: True)
+    monkeypatch.setattr(
+        node, "_command", lambda options, secure, socket: [sys.executable, "-c", "import time; time.sleep(60)"]
+    )
+    options = node.NodeOptions("127.0.0.1:1", 0, tmp_path / "node", NodeData(), insecure=True)
+    with pytest.raises(FleetError, match="the part of this node that does the work has ended"):
+        node.run_node(options, lambda text: None)
 
 
 def test_one_node_in_a_home_and_what_a_killed_one_left_is_removed(tmp_path):

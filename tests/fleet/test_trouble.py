@@ -237,6 +237,27 @@ def test_a_server_that_died_goes_on_from_an_older_checkpoint(method, tmp_path):
     assert "resumed" in [e["event"] for e in events(tmp_path / "fleet")]
 
 
+def test_a_run_goes_on_only_as_what_it_began_as(tmp_path):
+    r, out = everyone(), tmp_path / "fleet"
+    world = World(tmp_path, 6, lie=lambda k, data, answer: None if answers(data) == 1 else answer)
+    with pytest.raises(TooFew):
+        world.run(replace(r, fleet=replace(r.fleet, timeout=0.1)), out)
+    told = json.loads((out / "run.json").read_text())
+    world.lie = lambda k, data, answer: answer
+    for key in ("classes", "parameters"):
+        (out / "run.json").write_text(json.dumps(told | {key: 7}))
+        with pytest.raises(FleetError, match=rf"fleet began with 7 {key}, and the fleet has \d+"):
+            world.run(r, out)
+    (out / "run.json").write_text(json.dumps({"sparsona": "0.1"}))
+    with pytest.raises(FleetError, match=r"is not the run of a fleet; go on with: sparsona resume"):
+        world.run(r, out)
+    (out / "run.json").write_text(json.dumps(told | {"sparsona": "0.0.1"}))
+    assert world.run(r, out).finished
+    assert any("sparsona was 0.0.1" in e.get("what", "") for e in events(out))
+    world.away = set(range(6))
+    assert world.run(r, out, wait=0.1).finished  # nobody is needed for what is done
+
+
 def test_too_few_answers(tmp_path):
     world = World(tmp_path, 6, lie=lambda k, data, answer: None if k > 2 and answers(data) == 1 else answer)
     with pytest.raises(TooFew, match=r"round 2 has 3 of at least 4 answers: client 3: no answer within 0.1 seconds; "):

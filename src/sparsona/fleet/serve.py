@@ -52,10 +52,11 @@ def serve(post: Post, order: dict[str, Any], work: Path) -> Run:
     """Run an order's recipe with the nodes of a fleet into the order's folder, or go on with it."""
     recipe, folder = check(order["recipe"]), Path(order["folder"])
     run = f"{secrets.token_hex(8)}"
-    began = (folder / "run.json").is_file() and (folder / "recipe.toml").is_file()
-    if began:
-        run = json.loads((folder / "run.json").read_text())["fleet_run"]
-        recipe = Run.open(folder).recipe
+    then = _as_it_began(folder)
+    if then is not None:
+        run, recipe = then["fleet_run"], Run.open(folder).recipe
+        if Run.open(folder).finished:
+            return Run.open(folder)
     if recipe.engine.checkpoint_every > DEEPEST:
         raise FleetError(
             f"engine.checkpoint_every = {recipe.engine.checkpoint_every}: must be at most {DEEPEST} on a fleet, for "
@@ -70,7 +71,7 @@ def serve(post: Post, order: dict[str, Any], work: Path) -> Run:
     }
     keys = None if order["keys"] is None else {str(key): int(k) for key, k in order["keys"].items()}
     meeting = Meeting(post, recipe, head, keys, log.add)
-    facts = meeting.meet(float(order["wait"]), strict=not began)
+    facts = meeting.meet(float(order["wait"]), strict=then is None)
     device = bare_device(recipe, facts["classes"], tuple(facts["shape"]), facts["vocabulary"])
     engine = Remote(
         post, meeting.seats, device, head, recipe.fleet.timeout, recipe.fleet.min_answers, order["most"], log.add
@@ -87,6 +88,7 @@ def serve(post: Post, order: dict[str, Any], work: Path) -> Run:
         "forward_flops": device.task.layout.flops(),
         "not_in_flops": device.task.layout.uncounted,
         "train_samples": facts["samples"],
+        "classes": facts["classes"],
         "fleet_run": run,
     }
 
@@ -99,14 +101,39 @@ def serve(post: Post, order: dict[str, Any], work: Path) -> Run:
         if order.get("status"):
             write(Path(order["status"]), json.dumps(told) + "\n")
 
-    if began:
+    if then is not None:
         log.open()
+        _compare(folder, then, about, log.add)
         log.add({"event": "resumed", "rounds": len(Run.open(folder).rounds)})
     try:
         return drive(recipe, engine, device, folder, about, listen)
     finally:
         log.open()
         log.close()
+
+
+def _as_it_began(folder: Path) -> dict[str, Any] | None:
+    """What run.json tells of a fleet's run that is to go on; None if there is none yet."""
+    if not (folder / "recipe.toml").is_file():
+        return None
+    try:
+        then: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    except (OSError, ValueError) as error:
+        raise FleetError(f"{folder / 'run.json'} is damaged: {error}") from error
+    if "fleet_run" not in then:
+        raise FleetError(f"{folder} is not the run of a fleet; go on with: sparsona resume {folder}")
+    return then
+
+
+def _compare(folder: Path, then: dict[str, Any], now: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
+    """Refuse to go on with another model; say what else is not as it was, for then its end may not be the same."""
+    changed = {key: value for key, value in now.items() if then.get(key) != value}
+    for key in ("clients", "classes", "parameters"):
+        if key in changed:
+            raise FleetError(f"{folder} began with {then.get(key)} {key}, and the fleet has {now[key]}")
+    if changed:
+        what = "; ".join(f"{key} was {then.get(key)}, is {value}" for key, value in changed.items())
+        tell({"event": "began differently", "what": what})
 
 
 @dataclass

@@ -210,6 +210,7 @@ def run_on_fleet(
     stuck, rounds = 0, -1
     with _order(home, recipe, folder, wait, most) as work:
         while True:
+            (work / "pid").unlink(missing_ok=True)  # before: the next process may be quick to write its own
             _submit(home, work, 1 if rounds < 0 else 10)
             try:
                 if _follow(work, folder, recipe, listen):
@@ -274,7 +275,6 @@ def _order(home: Home, recipe: Recipe, folder: Path, wait: float, most: int) -> 
 
 def _follow(work: Path, folder: Path, recipe: Recipe, listen: Callable[[Progress], None]) -> bool:
     """Show rounds as they are done; True when the run is, False if the server process died; its errors are raised."""
-    (work / "pid").unlink(missing_ok=True)
     seen = _rounds_done(folder)
     end = time.monotonic() + _STARTS_WITHIN
     pid: int | None = None
