@@ -118,6 +118,12 @@ def test_the_server_says_whom_flower_refused(tmp_path):
     assert refusals("nothing of note", home) == []
 
 
+def test_the_servers_folder_is_its_owners_alone(tmp_path):
+    ok("fleet", "keys", str(tmp_path / "server" / "keys"), "--host", "localhost")
+    Home(tmp_path / "server").write_settings("127.0.0.1", 8000, secure=True)
+    assert stat.S_IMODE((tmp_path / "server").stat().st_mode) == 0o700
+
+
 def test_a_port_that_is_taken(tmp_path):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from dataclasses import replace
 
 import pytest
@@ -459,11 +460,14 @@ def test_a_model_that_does_not_fit_the_data(tmp_path):
         serve(GridPost(world), order, tmp_path)
 
 
-def test_code_of_others_is_not_loaded_unless_allowed(tmp_path):
+@pytest.mark.parametrize("name", ["os:system", "this: x", "this:", ":x", "os.path:join:x"])
+def test_code_of_others_is_not_loaded_unless_allowed(name, tmp_path, monkeypatch):
     world = World(tmp_path, 6)
     r = everyone()
-    with pytest.raises(FleetError, match=r"model.name = 'os:system' is not Sparsona's own.*--allow-plugins"):
-        world.run(replace(r, model=replace(r.model, name="os:system")), tmp_path / "fleet")
+    monkeypatch.delitem(sys.modules, "this", raising=False)
+    with pytest.raises(FleetError, match=rf"model.name = '{re.escape(name)}' is not Sparsona's own.*--allow-plugins"):
+        world.run(replace(r, model=replace(r.model, name=name)), tmp_path / "fleet")
+    assert "this" not in sys.modules
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,8 @@ class Home:
 
     def write_settings(self, host: str, port: int, secure: bool) -> None:
         """What Flower's commands read, and we ourselves."""
-        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.path.chmod(0o700)  # also if it was there: Flower's database in it holds updates
         trust = f'root-certificates = "{self.keys.resolve() / "ca.crt"}"' if secure else "insecure = true"
         text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
         write(self.path / "config.toml", f'{text}address = "{_local(host)}:{port}"\n{trust}\n')
