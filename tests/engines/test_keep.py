@@ -1,9 +1,11 @@
 """What a device keeps of its client."""
 
 import os
+import stat
 
 import pytest
 
+from sparsona.engines.files import write
 from sparsona.engines.keep import Keep, Lost
 
 
@@ -32,3 +34,18 @@ def test_a_server_that_goes_back_finds_its_versions_again_and_again(tmp_path):
     assert len(keep.versions()) <= 20
     with pytest.raises(Lost, match="is not on this device"):
         keep.get("3-" + "0" * 16)
+
+
+def test_a_file_and_its_name_are_on_the_disk(tmp_path, monkeypatch):
+    kinds = []
+    monkeypatch.setattr(os, "fsync", lambda fd: kinds.append(stat.S_ISDIR(os.fstat(fd).st_mode)))
+    write(tmp_path / "file", b"value")
+    assert kinds == [False, True]
+
+
+def test_what_a_killed_device_left_half_written_is_removed(tmp_path):
+    (tmp_path / "7-0123456789abcdef.value.part").write_bytes(b"half")
+    (tmp_path / "model.safetensors").write_bytes(b"stays")
+    keep = Keep(tmp_path)
+    version = keep.put(None, b"value")
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([f"{version}.value", "model.safetensors"])

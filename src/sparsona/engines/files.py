@@ -15,3 +15,8 @@ def write(path: Path, data: bytes | str, *, private: bool = False) -> None:
         f.flush()
         os.fsync(f.fileno())
     part.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)  # the name, too, must be on the disk
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

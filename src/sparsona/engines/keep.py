@@ -56,6 +56,8 @@ class Keep:
 
     def _prune(self, newest: int, needed: set[str | None]) -> None:
         """Forget what is too far from the newest, and but a few of those that were made again; clocks may be wrong."""
+        for half in self.folder.glob("*.part"):  # of a device that was killed
+            half.unlink(missing_ok=True)
         by_number: dict[int, list[Path]] = {}
         for file in self.folder.glob("*.value"):
             if _FORM.fullmatch(file.stem) and file.stem not in needed:
