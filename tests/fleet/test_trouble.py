@@ -441,6 +441,12 @@ def test_nobody_is_there(tmp_path):
         world.run(everyone(), tmp_path / "fleet", wait=0.2)
 
 
+def test_what_was_sent_to_nobody_is_on_nobodys_account(tmp_path):
+    done = World(tmp_path, 6, away={5}).run(everyone("dispfl"), tmp_path / "fleet", wait=0.2)
+    assert [row["left_out"] for row in done.rounds] == [[5]] * 3
+    assert [row["up"] for row in done.rounds] == [row["down"] for row in done.rounds]
+
+
 def test_some_are_not_there_at_the_start(tmp_path):
     world = World(tmp_path, 6, away={5})
     done = world.run(everyone(), tmp_path / "fleet", wait=0.2)

@@ -124,14 +124,15 @@ def peers(
     done = Round(t, costs={k: Cost() for k in plan.reads})
     heard: dict[str | int, Letter] = {"all": encode(_heard(ballots, fleet))} if ballots else {}
     cast: dict[int, bool] = {}
+    mailed: dict[int, list[tuple[int, int, int]]] = {}  # by reader: sender, bytes, bytes of values
     for wave in plan.waves():
 
         def inbox(k: int) -> dict[str | int, Letter]:
             mail = {"self": store.mail(k, t)[0], **heard}
+            mailed[k] = []
             for j in plan.reads[k]:
                 mail[j], values = store.mail(j, t + 1 if j in plan.fresh[k] else t)
-                done.costs[k].receives(nbytes(mail[j]), values)
-                done.costs[j].sends(nbytes(mail[j]), values)
+                mailed[k].append((j, nbytes(mail[j]), values))
             return mail
 
         def jobs(wave: Iterable[int] = wave) -> Iterator[Job]:
@@ -139,6 +140,10 @@ def peers(
                 yield Job("local", t, k, store.client(k), inbox(k), ("bytes", *wants))
 
         for result in engine.map(jobs()):
+            if result.absent is None or result.absent.reached:  # what reached nobody cost nobody
+                for j, size, values in mailed.pop(result.k):
+                    done.costs[result.k].receives(size, values)
+                    done.costs[j].sends(size, values)
             if not _there(result, done):
                 continue
             assert result.sent is not None
