@@ -22,7 +22,9 @@ from sparsona.engines.parcels import pack, unpack
 from sparsona.engines.station import Station
 from sparsona.fleet.data import NodeData
 from sparsona.fleet.node import _serve
+from sparsona.fleet.trial import collect
 from sparsona.methods import METHODS
+from sparsona.results import Run
 from sparsona.runner import newcomers, prepare, run
 
 LEAVE = {"timing.jsonl", "recipe.toml", "run.json", "fleet.jsonl", "versions.json"}
@@ -83,6 +85,8 @@ def test_newcomers_adapt_on_their_devices(tmp_path):
         (value,) = (tmp_path / f"node-{k}").glob("*/*.value")  # it stays there
         assert value.read_bytes() == (tmp_path / "local" / "state" / f"client-{k:05d}.safetensors").read_bytes()
         assert not (tmp_path / "fleet" / "state" / f"client-{k:05d}.safetensors").exists()
+    collect(Run(tmp_path / "fleet"), tmp_path)  # as a trial does
+    assert files(tmp_path / "fleet") == files(tmp_path / "local")
 
 
 def test_own_files_are_the_same_as_a_part_of_a_data_set(tmp_path):

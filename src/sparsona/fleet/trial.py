@@ -17,7 +17,7 @@ from sparsona.fleet.keys import make_authority, make_node_key
 from sparsona.fleet.processes import Child, environment, free_port, stop_all
 from sparsona.fleet.server import Home, register, run_on_fleet, start_superlink
 from sparsona.results import Run, write
-from sparsona.runner import Progress
+from sparsona.runner import Progress, newcomers
 
 
 def suited(recipe: Recipe, nodes: int) -> Recipe:
@@ -106,6 +106,9 @@ def collect(done: Run, top: Path) -> None:
     for k, version in json.loads((state / "versions.json").read_text()).items():
         value = top / f"node-{k}" / run / f"{version}.value"
         write(state / f"client-{int(k):05d}.safetensors", value.read_bytes())
+    for k in newcomers(done.recipe):  # they have but one value, which no round knows of
+        for value in (top / f"node-{k}" / run).glob("*.value"):
+            write(state / f"client-{k:05d}.safetensors", value.read_bytes())
     (state / "versions.json").unlink()
     if done.recipe.results.models:
         (done.path / "models").mkdir(exist_ok=True)
