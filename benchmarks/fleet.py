@@ -124,7 +124,7 @@ def start(world: Loopback, port: int, side: int, channels: int) -> None:
 
 def rounds(world: Loopback, model: str, count: int) -> Run:
     """A run of ours."""
-    folder = Path(tempfile.mkdtemp()) / "run"
+    folder = Path(tempfile.mkdtemp(dir=world.top)) / "run"
     return run_on_fleet(world.home, recipe(model, count), folder, lambda step: None, lambda text: None, wait=300)
 
 

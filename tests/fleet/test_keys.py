@@ -1,10 +1,12 @@
 """Keys, addresses, files and options of a fleet: what is wrong is told in one line."""
 
 import json
+import os
 import socket
 import stat
 import subprocess
 import sys
+import tomllib
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from sparsona.fleet import FleetError, node, server
 from sparsona.fleet.data import NodeData, read_npz
 from sparsona.fleet.keys import check_certificate, check_private, make_authority, make_node_key, read_public, roster
 from sparsona.fleet.node import _place, check_secure, split_address
+from sparsona.fleet.processes import free_port
 from sparsona.fleet.server import Home, refusals, start_superlink
 
 
@@ -122,6 +125,38 @@ def test_the_servers_folder_is_its_owners_alone(tmp_path):
     ok("fleet", "keys", str(tmp_path / "server" / "keys"), "--host", "localhost")
     Home(tmp_path / "server").write_settings("127.0.0.1", 8000, secure=True)
     assert stat.S_IMODE((tmp_path / "server").stat().st_mode) == 0o700
+
+
+def test_an_address_of_six_has_brackets_where_flower_reads_it(tmp_path):
+    Home(tmp_path).write_settings("::", 8000, secure=False)
+    assert tomllib.loads((tmp_path / "config.toml").read_text())["superlink"]["fleet"]["address"] == "[::1]:8000"
+
+
+def test_orders_of_those_who_were_killed_are_removed(tmp_path):
+    (tmp_path / "server.json").write_text(json.dumps({"host": "h", "port": 1, "secure": False}))
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    orders = tmp_path / "orders"
+    for name, pid in ((f"{dead.pid}-1", dead.pid), (f"{dead.pid}-2", os.getpid()), (f"{os.getpid()}-3", dead.pid)):
+        (orders / name).mkdir(parents=True)
+        (orders / name / "pid").write_text(str(pid))
+    with server._order(Home(tmp_path), load("quickstart")["personal"], tmp_path / "run", 1, 1):
+        assert not (orders / f"{dead.pid}-1").exists()
+        assert (orders / f"{dead.pid}-2").exists()  # it is still carried out
+        assert (orders / f"{os.getpid()}-3").exists()
+
+
+def test_a_node_that_is_told_to_end_clears_away(tmp_path):
+    command = [sys.executable, "-m", "sparsona", "fleet", "node", f"127.0.0.1:{free_port()}", "--client", "0"]
+    command += ["--insecure", "--trial-part", "--home", str(tmp_path / "node")]
+    where = os.environ | {"TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=where)
+    assert "cannot be reached" in process.stderr.readline()
+    assert len(list(tmp_path.glob("sparsona-*"))) == 1
+    process.terminate()
+    _, told = process.communicate(timeout=60)
+    assert "stopped" in told
+    assert list(tmp_path.glob("sparsona-*")) == []
 
 
 def test_a_port_that_is_taken(tmp_path):

@@ -84,10 +84,11 @@ class Child:
 
 
 def stop_all(children: Sequence[Child]) -> None:
-    """Stop many, the newest first; a Ctrl-C meanwhile does not leave any behind."""
-    before = signal.getsignal(signal.SIGINT)
-    with suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Stop many, the newest first; a Ctrl-C or another wish to end meanwhile does not leave any behind."""
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        with suppress(ValueError):  # not in the main thread
+            before[number] = signal.signal(number, signal.SIG_IGN)
     try:
         for child in reversed(children):
             with suppress(ProcessLookupError):
@@ -95,8 +96,8 @@ def stop_all(children: Sequence[Child]) -> None:
         for child in reversed(children):
             child.stop()
     finally:
-        with suppress(ValueError):
-            signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def free_port() -> int:

@@ -64,7 +64,6 @@ class Home:
         """Whether it was started with TLS and node keys."""
         return bool(self._told()["secure"])
 
-    @property
     def address(self) -> tuple[str, int]:
         """Where the server listens; raises FleetError if it does not."""
         told = self._told()
@@ -87,7 +86,8 @@ class Home:
         self.path.chmod(0o700)  # also if it was there: Flower's database in it holds updates
         trust = f'root-certificates = "{self.keys.resolve() / "ca.crt"}"' if secure else "insecure = true"
         text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-        write(self.path / "config.toml", f'{text}address = "{_local(host)}:{port}"\n{trust}\n')
+        name = f"[{_local(host)}]" if ":" in host else _local(host)
+        write(self.path / "config.toml", f'{text}address = "{name}:{port}"\n{trust}\n')
         write(self.path / "server.json", json.dumps({"host": _local(host), "port": port, "secure": secure}) + "\n")
 
 
@@ -207,7 +207,7 @@ def run_on_fleet(
     most: int = MOST,
 ) -> Run:
     """Run a recipe on a fleet, or go on with it; a server process that dies is started again from its checkpoint."""
-    host, port = home.address
+    host, port = home.address()
     stuck, rounds = 0, -1
     with _order(home, recipe, folder, wait, most) as work:
         while True:
@@ -245,7 +245,7 @@ def _submit(home: Home, work: Path, attempts: int) -> None:
 
 def status(home: Home) -> dict[str, Any]:
     """Who is there, and how far the run is."""
-    assert home.address  # somebody listens
+    home.address()  # or there is nobody to ask
     names = json.loads(home.nodes.read_text()) if home.nodes.is_file() else {}
     nodes = []
     for node in flwr(home.path, "supernode", "list", CONNECTION).get("nodes", []):
@@ -258,7 +258,11 @@ def status(home: Home) -> dict[str, Any]:
 @contextmanager
 def _order(home: Home, recipe: Recipe, folder: Path, wait: float, most: int) -> Iterator[Path]:
     """A folder with what a server process is to do, and the small app that Flower carries to everybody."""
-    work = home.path.resolve() / "orders" / f"{os.getpid()}-{time.time_ns()}"
+    orders = home.path.resolve() / "orders"
+    for old in orders.glob("*-*"):  # of those who were killed
+        if not any(_alive(pid) for pid in _pids(old)):
+            shutil.rmtree(old, ignore_errors=True)
+    work = orders / f"{os.getpid()}-{time.time_ns()}"
     package = work / "app" / "sparsona_fleet"
     package.mkdir(parents=True)
     try:
@@ -314,6 +318,14 @@ def _end_process(work: Path) -> None:
                 return
             time.sleep(0.1)
         os.kill(pid, signal.SIGKILL)
+
+
+def _pids(work: Path) -> list[int]:
+    """Who gave an order, and who carries it out."""
+    told = [work.name.partition("-")[0]]
+    with suppress(OSError):
+        told.append((work / "pid").read_text())
+    return [int(pid) for pid in told if pid.isdigit()]
 
 
 def _alive(pid: int) -> bool:
