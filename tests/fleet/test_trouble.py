@@ -259,6 +259,29 @@ def test_a_run_goes_on_only_as_what_it_began_as(tmp_path):
     assert world.run(r, out, wait=0.1).finished  # nobody is needed for what is done
 
 
+def test_the_status_is_of_this_run_from_the_start_and_counts_on_after_a_crash(tmp_path):
+    status, seen = tmp_path / "status.json", []
+    status.write_text(json.dumps({"run": "another", "round": 9, "clients": {"0": {"down": 1, "up": 1, "seen": 1}}}))
+
+    def look(k, data, answer):
+        told = json.loads(status.read_text())
+        seen.append((told["run"], told["round"], told["clients"].get("0", {}).get("up", 0)))
+        return None if answers(data) == 1 and len(seen) < 40 else answer
+
+    world = World(tmp_path, 6, lie=look)
+    r = everyone(fleet={"timeout": 0.1})
+    with pytest.raises(TooFew):
+        world.run(r, tmp_path / "fleet", status=str(status))
+    name = json.loads((tmp_path / "fleet" / "run.json").read_text())["fleet_run"]
+    assert seen[0] == (name, 0, 0)
+    assert seen[-1][:2] == (name, 1)
+    before = seen[-1][2]
+    assert before > 0
+    world.lie = lambda k, data, answer: answer
+    world.run(r, tmp_path / "fleet", status=str(status))
+    assert json.loads(status.read_text())["clients"]["0"]["up"] > 1.5 * before
+
+
 def test_too_few_answers(tmp_path):
     world = World(tmp_path, 6, lie=lambda k, data, answer: None if k > 2 and answers(data) == 1 else answer)
     with pytest.raises(TooFew, match=r"round 2 has 3 of at least 4 answers: client 3: no answer within 0.1 seconds; "):

@@ -9,6 +9,7 @@ import secrets
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -71,10 +72,13 @@ def serve(post: Post, order: dict[str, Any], work: Path) -> Run:
     }
     keys = None if order["keys"] is None else {str(key): int(k) for key, k in order["keys"].items()}
     meeting = Meeting(post, recipe, head, keys, log.add)
+    status = _Status(order.get("status"), run, folder, recipe.rounds)
+    status.write(0 if then is None else len(Run.open(folder).rounds))
     facts = meeting.meet(float(order["wait"]), strict=then is None)
     device = bare_device(recipe, facts["classes"], tuple(facts["shape"]), facts["vocabulary"])
     engine = Remote(
-        post, meeting.seats, device, head, recipe.fleet.timeout, recipe.fleet.min_answers, order["most"], log.add
+        *(post, meeting.seats, device, head, recipe.fleet.timeout, recipe.fleet.min_answers, order["most"], log.add),
+        traffic=status.traffic,
     )
     about = {
         "sparsona": sparsona.__version__,
@@ -96,10 +100,7 @@ def serve(post: Post, order: dict[str, Any], work: Path) -> Run:
         log.open()
         for k, why in step.row.get("why_left_out", {}).items():
             log.add({"event": "left out", "client": int(k), "round": step.round, "why": why})
-        told = {"run": run, "folder": str(folder), "round": step.round, "rounds": step.rounds, "time": time.time()}
-        told["clients"] = {str(k): seen for k, seen in sorted(engine.traffic.items())}
-        if order.get("status"):
-            write(Path(order["status"]), json.dumps(told) + "\n")
+        status.write(step.round)
 
     if then is not None:
         log.open()
@@ -293,6 +294,26 @@ class Meeting:
 
 def _number(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
+
+
+class _Status:
+    """What a run tells of itself while it is at work; one that goes on counts on from what it told last."""
+
+    def __init__(self, path: str | None, run: str, folder: Path, rounds: int) -> None:
+        self._path = None if path is None else Path(path)
+        self._about = {"run": run, "folder": str(folder), "rounds": rounds}
+        self.traffic: dict[int, dict[str, Any]] = {}  # by client: when last seen, bytes
+        with suppress(OSError, ValueError, KeyError):
+            told = json.loads(self._path.read_text()) if self._path is not None else {}
+            if told["run"] == run:
+                self.traffic = {int(k): seen for k, seen in told["clients"].items()}
+
+    def write(self, done: int) -> None:
+        """Tell how far it is."""
+        clients = {str(k): seen for k, seen in sorted(self.traffic.items())}
+        if self._path is not None:
+            told = self._about | {"round": done, "time": time.time(), "clients": clients}
+            write(self._path, json.dumps(told) + "\n")
 
 
 class _Log:
