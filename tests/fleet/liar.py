@@ -1,6 +1,4 @@
-"""A node that lies about every second job; otherwise ``python liar.py fleet node`` is ``sparsona fleet node``."""
-
-import itertools
+"""A node that lies in four rounds; otherwise ``python liar.py fleet node`` is ``sparsona fleet node``."""
 
 import torch
 
@@ -10,15 +8,13 @@ from sparsona.engines.parcels import pack, unpack
 from sparsona.engines.station import Station
 
 honest = Station.answer
-lies = itertools.cycle(["NaN", "honest", "shape", "honest", "old version", "honest", "garbage", "honest"])
+LIES = {1: "NaN", 3: "shape", 5: "old version", 7: "garbage"}  # by round, so that one that is done again is no other
 
 
 def answer(self: Station, data: bytes) -> bytes:
     said = honest(self, data)
     head, blobs = unpack(said)
-    if head.get("kind") != "local":
-        return said
-    match next(lies):
+    match LIES.get(head.get("t", 0)) if head.get("kind") == "local" else None:
         case "NaN":
             return pack(head, [encode(Message(theta=Values(torch.full((4810,), float("nan"))), samples=5))])
         case "shape":

@@ -125,3 +125,15 @@ def test_a_node_cannot_answer_for_another(node):
     way.due = [lambda n: [Reply("0", node, answer(way.sent[0][1]))]]
     (result,) = engine(way, least=0).map(jobs(1))
     assert result.absent.why == f"node {node} answered for node 1000"
+
+
+def test_an_answer_that_comes_when_its_round_is_over_is_taken_for_no_other():
+    way = Way()
+    way.due = [lambda n: way.replies(0), *[lambda n: []] * 1000]
+    late = engine(way, timeout=0.05, least=0)
+    assert [r.absent and r.absent.why for r in late.map(jobs(2))] == [None, "no answer within 0.05 seconds"]
+    old = way.replies(1)
+    way.due = [lambda n: [*old, *way.replies(2)], lambda n: [Reply("3", 1001, old[0].data)]]
+    why = [r.absent and r.absent.why for r in late.map(jobs(2))]
+    assert why[0] is None
+    assert "an answer to something else: ask is" in why[1]
