@@ -1,8 +1,9 @@
 """Workers of a Ray cluster, on this machine or others: like the pool, and bit-equal to ``local``.
 
 A client is always given to the same worker. Its value and its message stay in the memory of the machine that made
-them; whoever needs them next, the worker itself or one that reads a neighbour, fetches them from there. The engine gets
-a copy of each, for the checkpoint.
+them; whoever needs them next, the worker itself or one that reads a neighbour, fetches them from there. But the engine
+gets a copy of each after every job, for the round loops and the store are the same for all engines: what all clients of
+a round keep and say passes its network link once, and only what it sends is spared.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told; it is r
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or it warns at every start
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 
 from sparsona.core.arithmetic import arithmetic
 from sparsona.core.wire import Message, encode
@@ -33,6 +34,9 @@ from sparsona.engines.local import ClientFailed
 from sparsona.engines.pool import WorkerDied
 
 _AHEAD = 4  # jobs per worker that may be under way or done but waiting for an earlier one: bounds memory
+_STARTS_WITHIN = 300.0  # seconds for a worker to be given a processor and to build its device
+_PINNED = 1 << 30  # bytes that are kept in Ray's memory for whoever may need them next
+_LEAST = 1 << 10  # what each counts at least, for there may be very many
 _Key = tuple[int, bytes]  # length and digest of bytes
 
 
@@ -82,13 +86,24 @@ class Cluster:
         self._workers: list[Any] = [actor.remote(build, arguments, path) for _ in range(workers)]
         self._refs: dict[_Key, Any] = {}  # where bytes lie that were sent or came lately
         self._order: deque[_Key] = deque()
+        self._pinned = 0  # bytes of them
+        self._files: dict[tuple[Path, int, int], _Key] = {}  # by path, size and time: what was read already
         self._last: tuple[Message, Any] | None = None  # a broadcast lies there once
 
     def ready(self) -> None:
         """Wait until all workers have built their device."""
+        have = int(ray.cluster_resources().get("CPU", 0))
+        if have < len(self._workers):
+            wanted = len(self._workers)
+            self.close()
+            raise ValueError(f"engine.workers = {wanted}: the Ray cluster has {have} processors, and each takes one")
         for i, worker in enumerate(self._workers):
             try:
-                ray.get(worker.ready.remote())
+                ray.get(worker.ready.remote(), timeout=_STARTS_WITHIN)
+            except GetTimeoutError as error:
+                self.close()
+                free = "the cluster's processors may be in use by others"
+                raise WorkerDied(f"worker {i} did not start within {_STARTS_WITHIN:g} seconds; {free}") from error
             except RayError as error:
                 self.close()
                 raise WorkerDied(f"worker {i} could not start: {error}") from error
@@ -107,7 +122,9 @@ class Cluster:
         """Stop the workers, and Ray itself if it was started here."""
         for worker in self._workers:
             ray.kill(worker)
-        self._workers, self._refs, self._last = [], {}, None
+        self._workers, self._refs, self._files, self._last = [], {}, {}, None
+        self._order.clear()
+        self._pinned = 0
         if self._ours:
             ray.shutdown()
 
@@ -142,22 +159,34 @@ class Cluster:
             if self._last is None or self._last[0] is not raw:
                 self._last = (raw, ray.put(encode(raw)))
             return self._last[1]
-        return self._ref(raw.read_bytes() if isinstance(raw, Path) else bytes(raw))
+        if not isinstance(raw, Path):
+            return self._ref(bytes(raw))
+        name = (raw, raw.stat().st_size, raw.stat().st_mtime_ns)
+        known = self._refs.get(self._files[name]) if name in self._files else None
+        if known is not None:
+            return known  # a large one has many readers, and is read and hashed once
+        data = raw.read_bytes()
+        if len(self._files) >= 4096:
+            self._files.clear()
+        self._files[name] = _key(data)
+        return self._ref(data)
 
     def _ref(self, data: bytes) -> Any:
         key = _key(data)
-        if key not in self._refs:
-            self._know(data, ray.put(data))
-        return self._refs[key]
+        return self._refs[key] if key in self._refs else self._know(data, ray.put(data))
 
-    def _know(self, data: bytes, ref: Any) -> None:
-        """Remember where bytes lie; the oldest are forgotten, for then nobody may need them."""
+    def _know(self, data: bytes, ref: Any) -> Any:
+        """Remember where bytes lie; the oldest are forgotten, and put there again if somebody needs them after all."""
         key = _key(data)
         if key not in self._refs:
             self._order.append(key)
+            self._pinned += max(key[0], _LEAST)
         self._refs[key] = ref
-        while len(self._order) > 4096:
-            self._refs.pop(self._order.popleft(), None)
+        while self._pinned > _PINNED and len(self._order) > 1:
+            old = self._order.popleft()
+            del self._refs[old]
+            self._pinned -= max(old[0], _LEAST)
+        return ref
 
 
 def _key(data: bytes) -> _Key:
