@@ -76,6 +76,7 @@ def test_parcels_are_not_kept():
     asked = results.gi_frame.f_locals["asked"]
     assert len(asked) == 4
     assert not any(isinstance(value, bytes) for one in asked for value in vars(one).values())
+    assert not asked[0].job.inbox  # nor messages, once they are answered
 
 
 def test_an_answer_that_comes_twice_counts_once():

@@ -130,6 +130,7 @@ class Remote:
                     looked = time.monotonic() + _LOOK
                 for one, result in self._receive(open_):
                     open_.remove(one)
+                    one.job = replace(one.job, inbox={})  # each may have had a message of its own
                     if result.absent is None:
                         answers += 1
                     else:
