@@ -418,7 +418,8 @@ def test_a_refusal_is_told_on_the_node_too_and_once(tmp_path):
     for _ in range(2):
         with pytest.raises(FleetError, match="this device has Sparsona"):
             world.run(everyone(), tmp_path / "fleet")
-    assert sum(line.startswith("this device has Sparsona 0.0.9") for line in lines[3]) == 1
+    (line,) = lines[3]
+    assert line.startswith("this device has Sparsona 0.0.9, the server ")
     world.stations[3].version = world.stations[2].version
     world.stations[4].client = 1
     with pytest.raises(FleetError, match="its key is that of client 4"):

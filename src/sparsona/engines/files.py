@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -18,5 +19,8 @@ def write(path: Path, data: bytes | str, *, private: bool = False) -> None:
     folder = os.open(path.parent, os.O_RDONLY)  # the name, too, must be on the disk
     try:
         os.fsync(folder)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some file systems know no such thing
+            raise
     finally:
         os.close(folder)

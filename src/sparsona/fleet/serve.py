@@ -241,12 +241,15 @@ class Meeting:
                     self._wrong[node] = reply.why
                 continue
             nodes = nodes or self.post.nodes()
+            said: dict[str, Any] = {}
             try:
-                self._welcome(node, nodes.get(node, ""), ask, unpack(reply.data, _MOST_HELLO)[0])
+                said = unpack(reply.data, _MOST_HELLO)[0]
+                self._welcome(node, nodes.get(node, ""), ask, said)
             except (ParcelError, FleetError) as error:
                 self._wrong[node] = str(error)
                 self.tell({"event": "refused", "node": node, "why": str(error)})
-                self._notify([node], str(error))
+                if "error" not in said:  # or it knows, and has said so there
+                    self._notify([node], str(error))
 
     def _notify(self, nodes: list[int], why: str) -> None:
         """Let nodes know why they were refused, for whoever looks after them."""
