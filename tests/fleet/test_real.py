@@ -85,7 +85,7 @@ def test_a_real_fleet_equals_local_to_the_bit(tmp_path):
 def test_chaos(tmp_path):
     """Nodes are killed and come back, one lies, the server process is killed: all is named, the honest are intact."""
     rounds, honest = 12, (0, 1, 2)
-    r = suited(recipe("ditto", rounds=rounds, evaluate={"every": rounds}, fleet={"per_round": 4, "timeout": 25.0}), 4)
+    r = suited(recipe("ditto", rounds=rounds, evaluate={"every": rounds}, fleet={"per_round": 4, "timeout": 45.0}), 4)
     draw = random.Random(7)
     over = threading.Event()
     strikes = [(2, "node 0"), (4, "server"), (6, "node 1"), (8, "node 2")]  # after so many rounds

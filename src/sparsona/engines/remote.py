@@ -20,6 +20,7 @@ from sparsona.engines.rounds import TooFew
 POLL = 0.05  # seconds between the first looks for answers
 _SLOWEST = 0.5  # between later ones: a round that takes long need not be noticed at once
 _LOOK = 2.0  # seconds between two looks for nodes that have come back
+_GRACE = 5.0  # seconds that a parcel outlives its round, so that who is late is told in our words, not in Flower's
 ATTEMPTS = 3  # time-outs that a round with too few answers may take
 
 
@@ -163,7 +164,7 @@ class Remote:
                 continue
             head, blobs = job_parts(one.job)
             parcel = pack(self.head | head | {"ask": one.ask, "version": _version(one.job)}, blobs)
-            one.number = self.post.send(node, parcel, max(end - time.monotonic(), 1.0))
+            one.number = self.post.send(node, parcel, max(end - time.monotonic(), 1.0) + _GRACE)
             if one.number is not None:
                 one.node, one.reached = node, True
                 self._count(one.job.k, "down", len(parcel))
