@@ -333,7 +333,7 @@ def _alive(pid: int) -> bool:
         os.kill(pid, 0)
         stat = Path(f"/proc/{pid}/stat")  # one that has ended but is not yet collected is as good as gone
         return not stat.is_file() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
+    except (ProcessLookupError, FileNotFoundError, PermissionError):  # the last: somebody else's, with the same number
         return False
 
 
