@@ -130,7 +130,8 @@ def _place(home: Path) -> Iterator[Path]:
 
 def _serve(listener: Listener, station: Station) -> None:
     """Answer whoever asks over the socket, one after the other, until nobody can ask any more."""
-    while Path(str(listener.address)).exists():  # closing removes it
+    socket = Path(str(listener.address))
+    while socket.exists():  # closing removes it
         try:
             with listener.accept() as link:
                 if link.poll(_ASKS_WITHIN):
