@@ -61,6 +61,8 @@ class PerFedMask(FedBABU):
     def design(self, fleet: int, layout: Layout, common: Rng) -> Solution:
         """The layer masks of a fleet."""
         sizes = self.layers(layout)
+        if not sizes:
+            raise ValueError("freeze_head: the model is all head, so that nothing is left to train; false is needed")
         budgets.least("budget", self.budget, fleet)
         weak = fleet if isinstance(self.budget, tuple) else self.weak_of(fleet)
         shares = [budgets.share(self.budget, k, common) if k < weak else 1.0 for k in range(fleet)]
@@ -133,3 +135,9 @@ def _warn_of_idle(found: Solution, solver: str) -> None:
             few = ", ".join(map(str, idle[:5])) + (", ..." if len(idle) > 5 else "")
             told = f"{why} for {len(idle)} of {len(problem.budgets)} clients ({few}): they train nothing"
             warnings.warn(told, stacklevel=3)
+    if never := np.flatnonzero(~found.masks.any(0)).tolist():
+        places = ", ".join(map(str, never))
+        told = (
+            f"method.budget: layers {places} (from 0) are trained by nobody and keep their first values until the end"
+        )
+        warnings.warn(told, stacklevel=3)
