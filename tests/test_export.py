@@ -19,7 +19,7 @@ from small import recipe
 from sparsona.config import RecipeError
 from sparsona.core.adapted import Masked
 from sparsona.core.arithmetic import arithmetic
-from sparsona.export import adapt, export, inbox, module_of, value
+from sparsona.export import adapt, best, export, inbox, module_of, value
 from sparsona.models import build
 from sparsona.results import RunError
 from sparsona.runner import newcomers, prepare, run
@@ -88,6 +88,47 @@ def test_exported_by_the_command(tmp_path):
     with safe_open(file, "pt") as opened:
         assert opened.metadata()["client"] == "2"
         assert json.loads(opened.metadata()["shape"]) == [1, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("name", "points"),
+    [
+        ("fedavg", ["before", "finished"]),
+        ("fedbabu", ["finished"]),
+        ("perfedmask", ["finished", "shared"]),
+        ("splitmix", ["finished"]),
+        ("heterofl", ["finished"]),
+        ("perfedmask+heterofl", ["finished"]),
+        ("perfedmask+splitmix", ["shared", "finished"]),
+    ],
+)
+def test_what_a_run_tunes_at_its_end_is_exported_tuned(name, points, tmp_path):
+    """To the bit: from the shared model of the best round, at that round's rate."""
+    how = {"lr": 0.8, "lr_schedule": "exponential", "lr_decay": 0.5}
+    more = {"method": how, "evaluate": {"points": points}, "results": {"models": True, "figures": False}}
+    done = run(recipe(name, rounds=6, **more), tmp_path / "run")
+    t, _ = best(done)
+    assert t < 5
+    assert t + 1 == max(done.rounds, key=lambda r: (r["validation"]["accuracy"], -r["round"]))["round"]
+    file = tmp_path / "m.safetensors"
+    for k in (0, 5):
+        words = ("export", str(done.path), "--client", str(k), "--to", str(file))
+        assert f"tuned at the end from the shared model of round {t + 1}: " in " ".join(ok(*words).stdout.split())
+        want, found = load_file(done.path / "models" / f"client-{k:05d}.safetensors"), load_file(file)
+        assert found.keys() == want.keys()
+        assert all(torch.equal(found[key], want[key]) for key in want)
+    with safe_open(file, "pt") as opened:
+        assert opened.metadata()["which"].startswith("tuned at the end")
+    (done.path / "state" / "best.safetensors").unlink()
+    assert "best.safetensors is missing, the model that was tuned" in refused(*words)
+
+
+def test_who_exports_is_told_that_nothing_was_tuned(tmp_path):
+    for name, which in (("fedbabu", 'end (evaluate.points has no "finished"): '), ("fedspa", "not tuned at the end: ")):
+        done = run(recipe(name, rounds=1), tmp_path / name)
+        k = done.rounds[0]["participants"][0]
+        told = ok("export", str(done.path), "--client", str(k), "--to", str(tmp_path / "m.safetensors")).stdout
+        assert which in " ".join(told.split())
 
 
 def test_what_cannot_be_exported_says_why(tmp_path, monkeypatch):

@@ -331,7 +331,7 @@ def _written(told: dict[str, Any], as_json: bool) -> None:
     if "accuracy" in told:
         _tell(f"accuracy {told['accuracy']:.1%} on its test samples; {told['train_samples']} to adapt with")
     if "file" in told:
-        _tell(f"{told['parameters']:,} parameters, {told['nbytes']:,} bytes: {told['file']}")
+        _tell(f"{told['parameters']:,} parameters, {told['nbytes']:,} bytes, {told['which']}: {told['file']}")
 
 
 @app.command(epilog="Example: sparsona methods")

@@ -28,22 +28,31 @@ from sparsona.data.split import cut
 from sparsona.engines.device import Device, Job
 from sparsona.engines.values import loads, types_of
 from sparsona.evaluate import metrics
-from sparsona.method import Inbox, Portable, StarMethod
+from sparsona.method import Finishing, Inbox, Model, Portable, StarMethod, Vector
 from sparsona.results import Run, RunError, write
 from sparsona.runner import newcomers, prepare
 
 Told = dict[str, Any]
 FORMATS = (".safetensors", ".onnx")
+ADAPTED = "adapted as a newcomer's"
 
 
 @arithmetic()  # as in runs: a newcomer then adapts to the same bits
 def export(run: Run, k: int, to: Path, data_dir: Path | None = None) -> Told:
-    """Write client k's personal model, as it is at the end of a finished run, and tell what was written."""
+    """Write client k's personal model, tuned if the run tunes models at its end, and tell what was written."""
     _ready(run, to)
     device, fleet = prepare(run.recipe, data_dir)
     if not 0 <= k < fleet.clients:
         raise RunError(f"client = {k}: must be from 0 to {fleet.clients - 1}, as in {run.path}")
-    client, mail, new = value(run, device, k), inbox(run, device, k), k in newcomers(run.recipe)
+    example = fleet.local(k).train.at(torch.tensor([0]))[0]
+    new, tuned = k in newcomers(run.recipe), "finished" in run.recipe.evaluate.points
+    if tuned and not new:
+        t, theta = best(run)
+        which = f"tuned at the end from the shared model of round {t + 1}"
+        return save_module(
+            _module(device, device.finished(theta, t, k)), example, to, about(run.recipe, fleet, k, which)
+        )
+    client, mail = value(run, device, k), inbox(run, device, k)
     if client is not None and not new and not kept(run, k).is_file():
         warnings.warn(
             f"client {k} took part in no round: its model has the server's weights, but what it keeps for itself, such "
@@ -51,7 +60,9 @@ def export(run: Run, k: int, to: Path, data_dir: Path | None = None) -> Told:
             stacklevel=2,
         )
     module = module_of(device, client, mail, fleet.local(k), k, new=new)
-    return save_module(module, fleet.local(k).train.at(torch.tensor([0]))[0], to, about(run.recipe, fleet, k))
+    asked = ' (evaluate.points has no "finished")' if isinstance(device.method, Finishing) else ""
+    which = f"as before local training, not tuned at the end{asked}"
+    return save_module(module, example, to, about(run.recipe, fleet, k, ADAPTED if new else which))
 
 
 @arithmetic()
@@ -83,7 +94,7 @@ def adapt(
     if to is None:
         return told
     module = module_of(device, None, mail, local, k, new=True)
-    return told | save_module(module, train.at(torch.tensor([0]))[0], to, about(recipe, fleet, k))
+    return told | save_module(module, train.at(torch.tensor([0]))[0], to, about(recipe, fleet, k, ADAPTED))
 
 
 def _ready(run: Run, to: Path | None) -> None:
@@ -92,13 +103,14 @@ def _ready(run: Run, to: Path | None) -> None:
     assert run.summary  # raises RunError unless it is finished
 
 
-def about(recipe: Recipe, fleet: Fleet, k: int) -> Told:
+def about(recipe: Recipe, fleet: Fleet, k: int, which: str) -> Told:
     """What a reader of the file needs to know; inputs on the scale 0 to 1 are less the mean, over the std."""
     data = fleet.dataset
     return {
         "client": k,
         "method": tables(recipe)["method"]["name"],
         "model": recipe.model.name,
+        "which": which,
         "classes": data.classes,
         "shape": list(data.shape),
         "mean": list(data.prepare.mean),
@@ -139,6 +151,17 @@ def value(run: Run, device: Device, k: int) -> Any:
     return loads(file.read_bytes(), types_of(device.method))
 
 
+def best(run: Run) -> tuple[int, Vector]:
+    """The round whose shared model was tuned at the end of a run, from 0, and that model."""
+    try:
+        found: tuple[int, Vector] = loads((run.path / "state" / "best.safetensors").read_bytes(), {})
+        return found
+    except OSError as error:
+        raise RunError(
+            f"{run.path} is damaged, or of an earlier version: {error.filename} is missing, the model that was tuned"
+        ) from error
+
+
 def inbox(run: Run, device: Device, k: int) -> Inbox:
     """What client k would receive then."""
     state, t = run.path / "state", device.rounds - 1
@@ -162,12 +185,11 @@ def module_of(device: Device, client: Any, inbox: Inbox, data: LocalData, k: int
     ctx = device.ctx(t, "personal", t, k)
     if isinstance(device.method, Portable):
         return device.method.module(client, inbox, data, ctx)
-    model = device.method.personal(client, inbox, data, ctx)
+    return _module(device, device.method.personal(client, inbox, data, ctx))
+
+
+def _module(device: Device, model: Model) -> nn.Module:
     assert isinstance(model, (Tensor, Bases)), "models that are neither vectors nor made of them have a module"
-    return _module(device, model)
-
-
-def _module(device: Device, model: Tensor | Bases) -> nn.Module:
     return model.module() if isinstance(model, Bases) else plain(device.task, model)
 
 
