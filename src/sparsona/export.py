@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ from sparsona.core.arithmetic import arithmetic
 from sparsona.core.portable import Bases, plain
 from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData, Samples
+from sparsona.core.training import Training
 from sparsona.core.wire import decode
 from sparsona.data import Fleet
-from sparsona.data.split import cut
+from sparsona.data.split import cut, sizes
 from sparsona.engines.device import Device, Job
 from sparsona.engines.values import loads, types_of
 from sparsona.evaluate import metrics
@@ -34,6 +36,14 @@ from sparsona.runner import newcomers, prepare
 
 Told = dict[str, Any]
 FORMATS = (".safetensors", ".onnx")
+CHANGES = (
+    "method.FIELD",
+    "fleet.adapt_epochs",
+    "data.train_share",
+    "data.validation_share",
+    "data.test_share",
+    "evaluate.batch",
+)  # what of a recipe a newcomer may have otherwise
 ADAPTED = "adapted as a newcomer's"
 
 
@@ -71,9 +81,12 @@ def adapt(
 ) -> Told:
     """Let a client join that was never part of a finished run; tell how its model does, and write it."""
     _ready(run, to)
-    recipe = changed({None: tables(run.recipe)}, None, [override(text) for text in overrides])
+    changes = [override(text) for text in overrides]
+    recipe = changed({None: tables(run.recipe)}, None, changes)
     if recipe.model != run.recipe.model or type(recipe.method) is not type(run.recipe.method):
         raise RunError(f"{run.path}: a newcomer uses the run's model and method; only other fields can be changed")
+    for keys, _ in changes:
+        _may_change(".".join(keys))
     device, fleet = prepare(recipe, data_dir)
     if not isinstance(device.method, StarMethod):
         raise RunError(f"{run.path}: without a server there is nobody whom a newcomer could ask")
@@ -87,7 +100,7 @@ def adapt(
         fields = tables(recipe)["method"]
         lists = [n for n, v in fields.items() if isinstance(v, (list, tuple)) and len(v) == fleet.clients]
         hint = f"; method.{lists[0]} is a list, so say what this one has: method.{lists[0]}=..." if lists else ""
-        what = f"{fields['name']} has nothing for a client {k}{hint}: {type(error).__name__} {error}"
+        what = f"{fields['name']} has nothing for a client {k}, beside the {fleet.clients} of the run{hint}"
         raise RunError(f"{run.path}: {what}") from error
     assert result.score is not None
     told = {"client": k, "train_samples": len(local), **metrics({k: result.score})}
@@ -95,6 +108,13 @@ def adapt(
         return told
     module = module_of(device, None, mail, local, k, new=True)
     return told | save_module(module, train.at(torch.tensor([0]))[0], to, about(recipe, fleet, k, ADAPTED))
+
+
+def _may_change(key: str) -> None:
+    if key in ("method.epochs", "method.finish_epochs"):
+        raise RunError(f"{key}: has no effect on a newcomer; the passes that it adapts with are fleet.adapt_epochs")
+    if not key.startswith("method.") and key not in CHANGES:
+        raise RunError(f"{key}: is the run's, also for a newcomer; allowed: {', '.join(CHANGES)}")
 
 
 def _ready(run: Run, to: Path | None) -> None:
@@ -130,10 +150,18 @@ def stranger(path: Path, fleet: Fleet, recipe: Recipe) -> tuple[Samples, Samples
     if x.shape[1:] != like.x.shape[1:] or x.dtype != like.x.dtype:
         want = f"{like.x.dtype} of [n, {', '.join(map(str, like.x.shape[1:]))}]"
         raise RunError(f"{where}: x is {x.dtype} of {list(x.shape)}; as in {like.name}, {want} is needed")
-    if y.shape != (len(x),) or len(x) < 2 or not bool(((y >= 0) & (y < like.classes)).all()):
-        raise RunError(f"{where}: y must hold a class from 0 to {like.classes - 1} for each of two or more x")
+    if y.shape != (len(x),) or not bool(((y >= 0) & (y < like.classes)).all()):
+        raise RunError(f"{where}: y must hold a class from 0 to {like.classes - 1} for each of x")
     shares = (recipe.data.train_share, recipe.data.validation_share, recipe.data.test_share)
-    parts = cut(np.arange(len(x)), shares, Rng(recipe.seed, "newcomer"), needed=(0, 2))
+    assert isinstance(recipe.method, Training)
+    trained, needed = recipe.method.step_needs, (0, 2)
+    least = next(n for n in count(len(needed)) if sizes(n, shares, needed)[0] >= trained)
+    if len(x) < least:
+        raise RunError(
+            f"{where}: the number of samples is {len(x)}; at least {least} are needed, so that {trained} of them "
+            "are there to adapt with and one or more to test with"
+        )
+    parts = cut(np.arange(len(x)), shares, Rng(recipe.seed, "newcomer"), needed)
     train, validation, test = (Samples(x, y, torch.from_numpy(part), like.prepare) for part in parts)
     return train, validation, test
 

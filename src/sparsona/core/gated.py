@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -96,6 +96,8 @@ class Gated:
 @dataclass(frozen=True, kw_only=True)
 class Gating(Training):
     """How a model is cut into blocks and what gates over them are like; a method inherits these fields."""
+
+    step_needs: ClassVar[int] = 2  # one sample has no batch statistics
 
     blocks: Count = 5  # B, blocks per tensor (rows: per layer), at most one per entry
     split: str = "flat"  # flat, even, rows, channels, or a splitter of your own as package.module:function
