@@ -265,6 +265,7 @@ def compare(
             raise RunError("none of the paths given is a run folder")
         swept = any((path / SWEEP).is_file() for path, _ in given)
         table: Sheet
+        gains: list[dict[str, Any]] = []
         try:
             if swept:
                 table = sweep_table(_settings(given), folder, target, None if device is None else chosen)
@@ -276,15 +277,18 @@ def compare(
                             f"{run.path}: no client was ever tested in this run, so there is nothing to compare"
                         )
                 table = report.compare(runs, folder, target=target, device=None if device is None else chosen)
+                gains = report.gains(runs)
         except (KeyError, TypeError, IndexError) as error:
             raise RunError(f"one of these run folders is damaged: {type(error).__name__} {error}") from error
         if not table.rows:
             raise RunError("no client was ever tested in any of these runs, so there is nothing to compare")
         if as_json:
             told = {"rows" if swept else "runs": table.json(), "notes": table.notes, "folder": str(folder)}
-            _print(told | {"device": dataclasses.asdict(chosen)})
+            _print(told | ({} if swept else {"gains": gains}) | {"device": dataclasses.asdict(chosen)})
             return
         out.print(table.rich())
+        for gain in gains:
+            _tell(_gain(gain))
         _tell(f"tables and pictures: {folder}")
 
 
