@@ -266,6 +266,7 @@ def compare(
             raise RunError("none of the paths given is a run folder")
         swept = any((path / SWEEP).is_file() for path, _ in given)
         table: Sheet
+        gains: list[dict[str, Any]] = []
         try:
             if swept:
                 table = sweep_table(_settings(given), folder, target, None if device is None else chosen)
@@ -277,15 +278,18 @@ def compare(
                             f"{run.path}: no client was ever tested in this run, so there is nothing to compare"
                         )
                 table = report.compare(runs, folder, target=target, device=None if device is None else chosen)
+                gains = report.gains(runs)
         except (KeyError, TypeError, IndexError) as error:
             raise RunError(f"one of these run folders is damaged: {type(error).__name__} {error}") from error
         if not table.rows:
             raise RunError("no client was ever tested in any of these runs, so there is nothing to compare")
         if as_json:
             told = {"rows" if swept else "runs": table.json(), "notes": table.notes, "folder": str(folder)}
-            _print(told | {"device": dataclasses.asdict(chosen)})
+            _print(told | ({} if swept else {"gains": gains}) | {"device": dataclasses.asdict(chosen)})
             return
         out.print(table.rich())
+        for gain in gains:
+            _tell(_gain(gain))
         _tell(f"tables and pictures: {folder}")
 
 
@@ -332,7 +336,7 @@ def _written(told: dict[str, Any], as_json: bool) -> None:
     if "accuracy" in told:
         _tell(f"accuracy {told['accuracy']:.1%} on its test samples; {told['train_samples']} to adapt with")
     if "file" in told:
-        _tell(f"{told['parameters']:,} parameters, {told['nbytes']:,} bytes: {told['file']}")
+        _tell(f"{told['parameters']:,} parameters, {told['nbytes']:,} bytes, {told['which']}: {told['file']}")
 
 
 @app.command(epilog="Example: sparsona methods")

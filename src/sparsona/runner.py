@@ -405,6 +405,8 @@ class _Loop:
         state = path / "state"
         state.mkdir(exist_ok=True)
         write(state / "server.safetensors", dumps(server))
+        if self.best is not None:
+            write(state / "best.safetensors", dumps((self.best[0], self.best[2])))
         for k in store.clients():
             write(state / f"client-{k:05d}.safetensors", store.client(k) or b"")
         for k, result in adapted.items():

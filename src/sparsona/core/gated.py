@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge
@@ -99,7 +99,9 @@ class Gated:
 class Gating(Training):
     """How a model is cut into blocks and what gates over them are like; a method inherits these fields."""
 
-    batch: Annotated[int, Ge(2)] = 32  # samples a step; one alone has no batch statistics
+    step_needs: ClassVar[int] = 2  # one sample has no batch statistics
+
+    batch: Annotated[int, Ge(2)] = 32  # samples a step; at least as many as that
     blocks: Count = 5  # B, blocks per tensor (rows: per layer), at most one per entry
     split: str = "flat"  # flat, even, rows, channels, or a splitter of your own as package.module:function
     selector: str = "greedy_value"  # greedy_value, greedy_ratio, exact, or your own as package.module:function

@@ -93,7 +93,11 @@ class PerFedMask(FedBABU):
 
     def down(self, server: Server, k: int, ctx: Ctx) -> Message:  # type: ignore[override]
         body = Values.of(server.theta, self.body(ctx.layout))
-        return Message(theta=body, layers=Bits(server.layers[k]), **self.pace(k))
+        return Message(theta=body, layers=self.told_layers(server, k), **self.pace(k))
+
+    def told_layers(self, server: Server, k: int) -> Bits:
+        """What device k is told to train: its mask, or all layers if it has come after masks were designed."""
+        return Bits(server.layers[k] if k < len(server.layers) else torch.ones_like(server.layers[0]))
 
     def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
         move = self.moving(ctx.layout, inbox["server"].part("layers", Bits).mask)
