@@ -85,8 +85,11 @@ HOW = """\
   clients, 6,000 Fashion-MNIST samples each as in the paper, an epoch of Adam in batches of 64, pool engine with two
   workers, in turns with FedAvg.
 - **gate** ([gate.py](../benchmarks/gate.py)): a training batch of pFedGate over one of FedAvg, LeNet for CIFAR-10
-  (256,830 weights), one thread, blocks of rows with a budget per layer, the gate included. Time is the median of the
-  ratios of neighbouring steps that take turns; memory is the most that a step allocates at once.
+  (256,830 weights), one thread, ten blocks of rows a layer with a budget per layer, the gate included, clipping,
+  momentum and decay as in the recipes. Time is the median of ratios of ten steps each that take turns. Memory is the
+  most that a step allocates at once; *with what is held* adds weights, gradients and momentum of model and gate. A
+  LeNet built half as wide, without a gate, shows what there is to be saved. In batches of 32 the gate (half as large as
+  the model), its steps and the choice cost nearly as much as the dropped units save: they do not shrink with the batch.
 - **masks** ([masks.py](../benchmarks/masks.py)): layer masks of PerFedMask by the default solver, in seconds of one
   core. Different devices have budgets drawn from 0.3 of the body to all of it, and layers of sizes over two decades;
   with layers of even sizes, from 0.4. The best of 200 random masks is then about 1 and 0.76 of the body. Of the paper's

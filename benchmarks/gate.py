@@ -9,7 +9,9 @@ of a network that was built with half of all units: no gate, nothing to choose.
 
 from __future__ import annotations
 
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,6 +26,7 @@ from sparsona.core.rng import Rng
 from sparsona.core.samples import Batch
 from sparsona.core.task import Sgd, Task
 from sparsona.core.training import Ctx
+from sparsona.engines.pool import ALLOCATOR
 from sparsona.methods.pfedgate import PFedGate
 from sparsona.models import build
 
@@ -132,4 +135,6 @@ def figures() -> Iterator[Figure]:
 
 
 if __name__ == "__main__":
+    if not ALLOCATOR.items() <= os.environ.items():  # memory is kept between steps, as in the engine's workers
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR)
     main(figures)

@@ -103,6 +103,8 @@ def test_the_quickstart_from_run_to_comparison(folder: Path) -> None:
     assert (folder / "comparison" / "compare.csv").is_file()
     shown = ok("compare", "runs/quickstart-1/shared", "runs/quickstart-1/alone", "--out", "both").stdout
     assert "tables and pictures: both" in shown
+    assert re.search(r"^alone against shared: \d+ of 4 clients gained, ", shown, re.MULTILINE)
+    assert [g["name"] for g in got["gains"]] == ["personal", "shared", "tuned"]
     told = json.loads(ok("compare", "runs/quickstart-1", "--json", "--device", "gbit_per_s=0.001").stdout)
     assert told["device"] == got["device"] | {"gbit_per_s": 0.001}
     slow = {r["name"]: r["cost_seconds"] for r in told["runs"]}

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsona.config import Recipe, RecipeError, allowed, check, load, recipe_names, tables, to_toml, whole
+from sparsona.config import Recipe, RecipeError, allowed, check, load, override, recipe_names, tables, to_toml, whole
 from sparsona.methods import METHODS
 
 BASE: dict[str, Any] = {"name": "x", "rounds": 3, "model": {"name": "digits-mlp"}, "method": {"name": "fedavg"}}
@@ -276,8 +276,19 @@ def test_names_with_commas_are_put_together_again() -> None:
     names = {"a", "a, b", "a, b, c", "d"}
     assert whole(["a", "b", "d", "a"], names) == ["a, b", "d", "a"]
     assert whole(["a", "b", "c", "b"], names) == ["a, b, c", "b"]  # what is unknown stays, to be told
-    chosen = ["fedavg", "pfedgate", "s = 0.5", "local"]
-    assert list(load("pfedgate/cifar10", only=chosen)) == ["pfedgate, s = 0.5", "local", "fedavg"]
+
+
+def test_keys_with_dots_stand_in_quotes() -> None:
+    assert override('variants."pfedgate-s-0.5".method.keep=0.4') == (
+        ["variants", "pfedgate-s-0.5", "method", "keep"],
+        0.4,
+    )
+    assert override('a."b = c". d =e=f') == (["a", "b = c", "d"], "e=f")
+    plan = load("pfedgate/small/main", ['variants."pfedgate-s-0.5".method.blocks=7'])
+    assert (plan["pfedgate-s-0.5"].method.blocks, plan["pfedgate-s-0.3"].method.blocks) == (7, 5)
+    for wrong in ("x", "=3", "a..b=1", ".a=1", "a.=1", '"a.b=1'):
+        with pytest.raises(RecipeError, match="an override is key=value"):
+            override(wrong)
 
 
 def test_only_needs_variants(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from small import recipe
 from sparsona.config import RecipeError
 from sparsona.core.adapted import Masked
 from sparsona.core.arithmetic import arithmetic
-from sparsona.export import adapt, export, inbox, module_of, value
+from sparsona.engines.values import loads, types_of
+from sparsona.export import adapt, best, export, inbox, module_of, value
 from sparsona.models import build
 from sparsona.results import RunError
 from sparsona.runner import newcomers, prepare, run
@@ -88,6 +89,47 @@ def test_exported_by_the_command(tmp_path):
     with safe_open(file, "pt") as opened:
         assert opened.metadata()["client"] == "2"
         assert json.loads(opened.metadata()["shape"]) == [1, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("name", "points"),
+    [
+        ("fedavg", ["before", "finished"]),
+        ("fedbabu", ["finished"]),
+        ("perfedmask", ["finished", "shared"]),
+        ("splitmix", ["finished"]),
+        ("heterofl", ["finished"]),
+        ("perfedmask+heterofl", ["finished"]),
+        ("perfedmask+splitmix", ["shared", "finished"]),
+    ],
+)
+def test_what_a_run_tunes_at_its_end_is_exported_tuned(name, points, tmp_path):
+    """To the bit: from the shared model of the best round, at that round's rate."""
+    how = {"lr": 0.8, "lr_schedule": "exponential", "lr_decay": 0.5}
+    more = {"method": how, "evaluate": {"points": points}, "results": {"models": True, "figures": False}}
+    done = run(recipe(name, rounds=6, **more), tmp_path / "run")
+    t, _ = best(done)
+    assert t < 5
+    assert t + 1 == max(done.rounds, key=lambda r: (r["validation"]["accuracy"], -r["round"]))["round"]
+    file = tmp_path / "m.safetensors"
+    for k in (0, 5):
+        words = ("export", str(done.path), "--client", str(k), "--to", str(file))
+        assert f"tuned at the end from the shared model of round {t + 1}: " in " ".join(ok(*words).stdout.split())
+        want, found = load_file(done.path / "models" / f"client-{k:05d}.safetensors"), load_file(file)
+        assert found.keys() == want.keys()
+        assert all(torch.equal(found[key], want[key]) for key in want)
+    with safe_open(file, "pt") as opened:
+        assert opened.metadata()["which"].startswith("tuned at the end")
+    (done.path / "state" / "best.safetensors").unlink()
+    assert "best.safetensors is missing, the model that was tuned" in refused(*words)
+
+
+def test_who_exports_is_told_that_nothing_was_tuned(tmp_path):
+    for name, which in (("fedbabu", 'end (evaluate.points has no "finished"): '), ("fedspa", "not tuned at the end: ")):
+        done = run(recipe(name, rounds=1), tmp_path / name)
+        k = done.rounds[0]["participants"][0]
+        told = ok("export", str(done.path), "--client", str(k), "--to", str(tmp_path / "m.safetensors")).stdout
+        assert which in " ".join(told.split())
 
 
 def test_what_cannot_be_exported_says_why(tmp_path, monkeypatch):
@@ -284,3 +326,80 @@ def test_a_stranger_adapts(tmp_path):
     assert "y must hold a class from 0 to 9" in refused(*words[:4])
     file.write_bytes(b"no archive")
     assert "must be an .npz file with arrays x and y" in refused(*words[:4])
+
+
+def strange(path, fleet, n=40):
+    """A file of samples that no client of a fleet of its own need have."""
+    np.savez(path, x=fleet.dataset.x[:n].numpy(), y=fleet.dataset.y[:n].numpy())
+    return path
+
+
+@pytest.mark.parametrize("name", ["perfedmask", "perfedmask+heterofl", "perfedmask+splitmix"])
+def test_a_stranger_to_layer_masks_tunes_the_whole_model(name, tmp_path):
+    """It has no mask and needs none: it is sent everything, and what is written is tuned everywhere, the head, too."""
+    done = run(recipe(name, rounds=1, model=CNN, evaluate={"points": ["finished"]}), tmp_path / "run")
+    device, fleet = prepare(done.recipe)
+    file, model = strange(tmp_path / "mine.npz", fleet), tmp_path / "mine.safetensors"
+    told = ok("adapt", str(done.path), "--data", str(file), "--to", str(model), "fleet.adapt_epochs=8").stdout
+    assert "adapted as a newcomer's" in " ".join(told.split())
+    mail, layout = inbox(done, device, 6), device.task.layout
+    assert mail["server"]["layers"].mask.all()
+    sent = device.method.personal(None, mail, fleet.local(0), device.ctx(0, "personal", 0, 6))
+    shared = device.method.shared(
+        loads((done.path / "state" / "server.safetensors").read_bytes(), types_of(device.method))
+    )
+    rows = getattr(sent, "rows", sent).view(-1, layout.dim)
+    assert torch.equal(rows.flatten(), shared)
+    tuned = load_file(model)
+    for i, row in enumerate(rows):
+        for key, tensor in layout.unflatten(row).items():
+            assert not torch.equal(tuned[f"models.{i}.{key}" if len(rows) > 1 else key], tensor)
+
+
+def test_strangers_are_not_told_of_our_exceptions(tmp_path):
+    done = run(recipe("heterofl", rounds=1, method={"keep": [0.5] * 6}), tmp_path / "run")
+    words = ("adapt", str(done.path), "--data", str(strange(tmp_path / "mine.npz", prepare(done.recipe)[1])))
+    assert refused(*words).endswith(
+        "heterofl has nothing for a client 6, beside the 6 of the run; "
+        "method.keep is a list, so say what this one has: method.keep=..."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "shares", "least"),
+    [("fedavg", {}, 2), ("pfedgate", {}, 3), ("pfedgate", {"train_share": 1, "test_share": 9}, 15)],
+)
+def test_too_few_samples_to_adapt_with_are_refused(name, shares, least, tmp_path):
+    """Gates make no step with a single sample; which n leaves two to train with depends on the shares."""
+    done = run(recipe(name, rounds=1), tmp_path / "run")
+    _, fleet = prepare(done.recipe)
+    file = tmp_path / "mine.npz"
+    words = ("adapt", str(done.path), "--data", str(file), *(f"data.{key}={value}" for key, value in shares.items()))
+    for n in (0, 1, least - 1):
+        strange(file, fleet, n)
+        assert f"the number of samples is {n}; at least {least} are needed" in refused(*words)
+    strange(file, fleet, least)
+    assert "accuracy" in ok(*words).stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (
+            "rounds=9",
+            "rounds: is the run's, also for a newcomer; allowed: method.FIELD, fleet.adapt_epochs, data.train_s",
+        ),
+        ("seed=3", "seed: is the run's"),
+        ("fleet.per_round=2", "fleet.per_round: is the run's"),
+        (
+            "method.epochs=3",
+            "method.epochs: has no effect on a newcomer; the passes that it adapts with are fleet.adapt_",
+        ),
+        ("method.finish_epochs=3", "method.finish_epochs: has no effect"),
+        ("fleet.adapt_epoch=3", "did you mean"),
+    ],
+)
+def test_changes_that_do_nothing_for_a_stranger_are_refused(change, why, tmp_path):
+    done = run(recipe("fedavg", rounds=1), tmp_path / "run")
+    file = strange(tmp_path / "mine.npz", prepare(done.recipe)[1])
+    assert why in refused("adapt", str(done.path), "--data", str(file), change)

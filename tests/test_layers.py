@@ -70,8 +70,15 @@ def test_spans():
 
 
 def test_bad_input():
-    assert "none of its methods has layer masks; perfedmask is needed" in refused("masks", "quickstart")
+    assert "no layer masks are designed there; the method perfedmask is needed" in refused("masks", "quickstart")
     assert "step = 2: must be above 0, and is for --measure" in refused("masks", *RECIPE, "--step", "2")
     for measure in ([], ["--measure"]):
         assert "a list of 1; 20 are needed" in refused("masks", *RECIPE, *measure, LIST)
     assert "step = 0: must be above 0" in refused("masks", *RECIPE, "--measure", "--step", "0")
+
+
+def test_changes_need_only_suit_the_variant_that_is_shown(tmp_path):
+    few = ("data.clients=4", "method.budget=[0.2,0.2,0.5,1.0]", "--out", str(tmp_path / "m.png"), "--json")
+    told = json.loads(ok("masks", "perfedmask/small/main", *few).stdout)
+    assert told["variant"] == "perfedmask"
+    assert "variant fedavg: no layer masks" in refused("masks", "perfedmask/small/main", "--only", "fedavg")

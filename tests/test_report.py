@@ -104,7 +104,9 @@ def test_rows_are_the_numbers_worked_out_by_hand(runs: list[Run]) -> None:
         "spread": pytest.approx(0.025**0.5),
         "shared_accuracy": None,
         "unfinished_accuracy": None,
+        "finished_accuracy": None,
         "after_accuracy": None,
+        "newcomers_accuracy": None,
         "best_round": 2,
         "best_accuracy": pytest.approx(0.7),
         "target": 0.72,
@@ -134,7 +136,9 @@ def test_rows_are_the_numbers_worked_out_by_hand(runs: list[Run]) -> None:
         "spread": pytest.approx(0.056875**0.5),
         "shared_accuracy": None,
         "unfinished_accuracy": None,
+        "finished_accuracy": None,
         "after_accuracy": None,
+        "newcomers_accuracy": None,
         "best_round": 2,
         "best_accuracy": pytest.approx(0.725),
         "target": 0.72,
@@ -370,6 +374,30 @@ def test_folder_that_cannot_be_written(tmp_path: Path, runs: list[Run]) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot write the comparison into"):
         report.compare(runs, tmp_path / "file")
+
+
+def test_tuned_models_are_told_beside_another_headline(tmp_path: Path) -> None:
+    """Of those runs that tune, if theirs is not the accuracy that counts anyway."""
+    plain = make(tmp_path / "plain", FEDAVG)
+    beside = make(tmp_path / "beside", FEDAVG, points=("before", "after", "shared", "finished"))
+    first = make(tmp_path / "first", FEDAVG, points=("finished", "before"))
+    table = report.compare([plain, beside, first])
+    assert [row["finished_accuracy"] for row in table.rows] == [None, pytest.approx(0.7), None]
+    assert "| tuned % |" in table.markdown()
+    assert "| tuned % |" not in report.compare([plain, first]).markdown()
+
+
+def test_newcomers_are_told_where_a_run_has_them(tmp_path: Path, runs: list[Run]) -> None:
+    file = runs[1].path / "summary.json"
+    new = metrics({3: Score(1, 4, 1.0), 4: Score(3, 4, 1.0)})
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"newcomers": new}))
+    table = report.compare(runs, tmp_path / "both")
+    assert [row["newcomers_accuracy"] for row in table.rows] == [None, 0.5]
+    with (tmp_path / "both" / "compare.csv").open() as f:
+        assert [row["newcomers_accuracy"] for row in csv.DictReader(f)] == ["", "0.5"]
+    assert "| newcomers % |" in table.markdown()
+    assert "newcomers" in shown(table, 100)
+    assert "newcomers" not in report.compare(runs[:1]).markdown()
 
 
 def test_unfinished_run(tmp_path: Path, runs: list[Run]) -> None:

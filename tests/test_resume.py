@@ -97,17 +97,17 @@ class Mother:
 @pytest.mark.parametrize(
     ("method", "engine", "kills"),
     [
-        ("ditto", "local", 18),
-        ("ditto", "pool", 4),
-        ("fedspa", "local", 8),
-        ("dadpfl", "local", 6),
-        ("fedpse", "local", 6),
-        ("pfedgate", "local", 4),
+        ("ditto", "local", 10),
+        ("ditto", "pool", 3),
+        ("fedspa", "local", 4),
+        ("dadpfl", "local", 4),
+        ("fedpse", "local", 3),
+        ("pfedgate", "local", 3),
     ],
 )
 def test_killed_at_random_moments(method, engine, kills, tmp_path):
     """Each kill hits a random moment of a run that trains, evaluates, records or writes a checkpoint."""
-    r = recipe(method, rounds=60, engine=engine, results={"models": True, "figures": True})
+    r = recipe(method, rounds=40, engine=engine, results={"models": True, "figures": True})
     run(r, tmp_path / "whole")
     want = files(tmp_path / "whole", LEAVE)
     out = tmp_path / "killed"

@@ -232,6 +232,20 @@ def test_tables_for_reading_and_for_machines(folder: Path) -> None:
         assert all(row[key] == ("" if value is None else str(value)) for key, value in raw.items())
 
 
+def test_tuned_models_and_newcomers_are_told_beside_the_headline(folder: Path) -> None:
+    runs, made = some(folder, points=("before", "finished"))
+    assert "newcomers %" not in table(made.of(runs)).markdown()
+    for run in runs[:2]:
+        file = run.path / "summary.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"newcomers": {"accuracy": 0.5}}))
+    told = table(made.of([Run.open(run.path) for run in runs]))
+    assert told.markdown().startswith(
+        "| lr | seeds | accuracy % | bottom decile % | best % | tuned % | newcomers % | MB wire | MB paper | GFLOP |\n"
+    )
+    assert [row["finished_accuracy_mean"] for row in told.rows] == [pytest.approx(0.675), pytest.approx(0.7)]
+    assert [row["newcomers_accuracy_mean"] for row in told.rows] == [0.5, None]
+
+
 def test_a_target_that_none_reached(folder: Path) -> None:
     runs, made = some(folder, target=0.9)
     told = table(made.of(runs))

@@ -42,6 +42,7 @@ from sparsona.config import (
     required,
     tables,
     to_toml,
+    variants,
 )
 from sparsona.costs import Device
 from sparsona.data import build
@@ -265,6 +266,7 @@ def compare(
             raise RunError("none of the paths given is a run folder")
         swept = any((path / SWEEP).is_file() for path, _ in given)
         table: Sheet
+        gains: list[dict[str, Any]] = []
         try:
             if swept:
                 table = sweep_table(_settings(given), folder, target, None if device is None else chosen)
@@ -276,15 +278,18 @@ def compare(
                             f"{run.path}: no client was ever tested in this run, so there is nothing to compare"
                         )
                 table = report.compare(runs, folder, target=target, device=None if device is None else chosen)
+                gains = report.gains(runs)
         except (KeyError, TypeError, IndexError) as error:
             raise RunError(f"one of these run folders is damaged: {type(error).__name__} {error}") from error
         if not table.rows:
             raise RunError("no client was ever tested in any of these runs, so there is nothing to compare")
         if as_json:
             told = {"rows" if swept else "runs": table.json(), "notes": table.notes, "folder": str(folder)}
-            _print(told | {"device": dataclasses.asdict(chosen)})
+            _print(told | ({} if swept else {"gains": gains}) | {"device": dataclasses.asdict(chosen)})
             return
         out.print(table.rich())
+        for gain in gains:
+            _tell(_gain(gain))
         _tell(f"tables and pictures: {folder}")
 
 
@@ -331,7 +336,7 @@ def _written(told: dict[str, Any], as_json: bool) -> None:
     if "accuracy" in told:
         _tell(f"accuracy {told['accuracy']:.1%} on its test samples; {told['train_samples']} to adapt with")
     if "file" in told:
-        _tell(f"{told['parameters']:,} parameters, {told['nbytes']:,} bytes: {told['file']}")
+        _tell(f"{told['parameters']:,} parameters, {told['nbytes']:,} bytes, {told['which']}: {told['file']}")
 
 
 @app.command(epilog="Example: sparsona methods")
@@ -418,7 +423,8 @@ def data(
 
 @app.command(
     epilog="Examples: sparsona masks perfedmask/small/main | "
-    "sparsona masks perfedmask/masks --only random --out r.png | "
+    "sparsona masks perfedmask/small/main method.budget=0.2 method.strong=0.3 | "
+    "sparsona masks perfedmask/small/masks --only random --out r.png | "
     "sparsona masks perfedmask/small/main --measure --step 1.5"
 )
 def masks(
@@ -442,10 +448,14 @@ def masks(
     with _errors(as_json):
         if step is not None and not (measure and step > 0):
             raise RecipeError(f"step = {step:g}: must be above 0, and is for --measure")
-        plan = load(recipe, overrides or (), _listed(only))
+        raw = variants(recipe, _listed(only))
+        kinds_of = {n: METHODS.get(table.get("method", {}).get("name", ""), object) for n, table in raw.items() if n}
+        masked = [n for n, kind in kinds_of.items() if issubclass(kind, PerFedMask)]
+        plan = load(recipe, overrides or (), masked[:1] or _listed(only))  # changes need not suit the other variants
         name, chosen = next(((n, r) for n, r in plan.items() if isinstance(r.method, PerFedMask)), (None, None))
         if chosen is None or name is None or not isinstance(chosen.method, PerFedMask):
-            raise RecipeError(f"{json.dumps(recipe)}: none of its methods has layer masks; perfedmask is needed")
+            what = f"variant {only}" if only else json.dumps(recipe)
+            raise RecipeError(f"{what}: no layer masks are designed there; the method perfedmask is needed")
         device, fleet = prepare(chosen, data_dir)
         layout = device.task.layout
         verify(chosen, device, fleet.clients)
@@ -496,8 +506,8 @@ def masks(
         else:
             gap = "proven to be least" if found.proven else f"at most {100 * found.gap:.1f} % less would be possible"
         _tell(f"bias {found.bias:,.0f}, slack {sum(found.slack):,}, together {found.objective:,.0f}: {gap}")
-        if len([r for r in plan.values() if isinstance(r.method, PerFedMask)]) > 1:
-            _tell(f"note: this is variant {name}; others by --only")
+        if len(masked) > 1:
+            _tell(f"note: this is variant {name}; others by --only: {', '.join(masked[1:])}")
         _tell(f"picture: {picture}")
 
 

@@ -223,7 +223,8 @@ def changed(raw: Mapping[str | None, dict[str, Any]], variant: str | None, chang
         shared = [".".join(keys) for keys, _ in common if keys[0] in ("method", "topology")]
         only = f"to change one variant only: variants.NAME.{shared[0]}=..." if shared else ""
         helps = bool(only) and len(raw) > 1
-        alone = f"; {only}, NAME being one of {', '.join(map(str, raw))}" if helps else ""
+        names = ", ".join(f'"{name}"' if "." in str(name) else str(name) for name in raw)
+        alone = f"; {only}, NAME being one of {names}" if helps else ""
         raise RecipeError(f"variant {variant}: {error}{alone}") from error
 
 
@@ -513,10 +514,7 @@ def _guess(value: Any, kind: Any) -> str:
 
 def override(text: str) -> Change:
     """A change as users write it: key=value."""
-    key, equals, value = text.partition("=")
-    keys = [part.strip() for part in key.split(".")]
-    if not equals or not all(keys):
-        raise RecipeError(f"{shown(text)}: an override is key=value, for example method.lr=0.05")
+    keys, value = _assigned(text)
     try:
         parsed = tomllib.loads(f"v = {value}")
     except tomllib.TOMLDecodeError:
@@ -527,13 +525,27 @@ def override(text: str) -> Change:
 def options(text: str) -> tuple[list[str], list[Any]]:
     """An override's key and the values it lists, key=a,b,c; a comma in brackets or quotes is part of a value."""
     keys, whole = override(text)
-    key, _, value = text.partition("=")
+    value = _assigned(text)[1]
+    key = text[: len(text) - len(value) - 1]
     pieces = _pieces(value)
     if len(pieces) == 1:
         return keys, [whole]
     if not all(piece.strip() for piece in pieces):
         raise RecipeError(f'{".".join(keys)} = {value.strip()}: a value between commas is empty; "" is an empty text')
     return keys, [override(f"{key}={piece}")[1] for piece in pieces]
+
+
+def _assigned(text: str) -> tuple[list[str], str]:
+    """The keys and the value of key=value; a key that holds a dot or an equals sign stands in quotes."""
+    found = re.fullmatch(r'((?:"[^"]*"|[^"=])*)=(.*)', text, re.DOTALL)
+    keys = (
+        [key.strip().strip('"') for key in re.findall(r'(?:"[^"]*"|[^".])+|(?<=\.)$|^(?=\.)', found[1])]
+        if found
+        else []
+    )
+    if found is None or not keys or not all(keys) or ".." in found[1]:
+        raise RecipeError(f"{shown(text)}: an override is key=value, for example method.lr=0.05")
+    return keys, found[2]
 
 
 def _pieces(text: str) -> list[str]:

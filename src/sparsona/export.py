@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +23,46 @@ from sparsona.core.arithmetic import arithmetic
 from sparsona.core.portable import Bases, plain
 from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData, Samples
+from sparsona.core.training import Training
 from sparsona.core.wire import decode
 from sparsona.data import Fleet
-from sparsona.data.split import cut
+from sparsona.data.split import cut, sizes
 from sparsona.engines.device import Device, Job
 from sparsona.engines.values import loads, types_of
 from sparsona.evaluate import metrics
-from sparsona.method import Inbox, Portable, StarMethod
+from sparsona.method import Finishing, Inbox, Model, Portable, StarMethod, Vector
 from sparsona.results import Run, RunError, write
 from sparsona.runner import newcomers, prepare
 
 Told = dict[str, Any]
 FORMATS = (".safetensors", ".onnx")
+CHANGES = (
+    "method.FIELD",
+    "fleet.adapt_epochs",
+    "data.train_share",
+    "data.validation_share",
+    "data.test_share",
+    "evaluate.batch",
+)  # what of a recipe a newcomer may have otherwise
+ADAPTED = "adapted as a newcomer's"
 
 
 @arithmetic()  # as in runs: a newcomer then adapts to the same bits
 def export(run: Run, k: int, to: Path, data_dir: Path | None = None) -> Told:
-    """Write client k's personal model, as it is at the end of a finished run, and tell what was written."""
+    """Write client k's personal model, tuned if the run tunes models at its end, and tell what was written."""
     _ready(run, to)
     device, fleet = prepare(run.recipe, data_dir)
     if not 0 <= k < fleet.clients:
         raise RunError(f"client = {k}: must be from 0 to {fleet.clients - 1}, as in {run.path}")
-    client, mail, new = value(run, device, k), inbox(run, device, k), k in newcomers(run.recipe)
+    example = fleet.local(k).train.at(torch.tensor([0]))[0]
+    new, tuned = k in newcomers(run.recipe), "finished" in run.recipe.evaluate.points
+    if tuned and not new:
+        t, theta = best(run)
+        which = f"tuned at the end from the shared model of round {t + 1}"
+        return save_module(
+            _module(device, device.finished(theta, t, k)), example, to, about(run.recipe, fleet, k, which)
+        )
+    client, mail = value(run, device, k), inbox(run, device, k)
     if client is not None and not new and not kept(run, k).is_file():
         warnings.warn(
             f"client {k} took part in no round: its model has the server's weights, but what it keeps for itself, such "
@@ -51,7 +70,9 @@ def export(run: Run, k: int, to: Path, data_dir: Path | None = None) -> Told:
             stacklevel=2,
         )
     module = module_of(device, client, mail, fleet.local(k), k, new=new)
-    return save_module(module, fleet.local(k).train.at(torch.tensor([0]))[0], to, about(run.recipe, fleet, k))
+    asked = ' (evaluate.points has no "finished")' if isinstance(device.method, Finishing) else ""
+    which = f"as before local training, not tuned at the end{asked}"
+    return save_module(module, example, to, about(run.recipe, fleet, k, ADAPTED if new else which))
 
 
 @arithmetic()
@@ -60,9 +81,12 @@ def adapt(
 ) -> Told:
     """Let a client join that was never part of a finished run; tell how its model does, and write it."""
     _ready(run, to)
-    recipe = changed({None: tables(run.recipe)}, None, [override(text) for text in overrides])
+    changes = [override(text) for text in overrides]
+    recipe = changed({None: tables(run.recipe)}, None, changes)
     if recipe.model != run.recipe.model or type(recipe.method) is not type(run.recipe.method):
         raise RunError(f"{run.path}: a newcomer uses the run's model and method; only other fields can be changed")
+    for keys, _ in changes:
+        _may_change(".".join(keys))
     device, fleet = prepare(recipe, data_dir)
     if not isinstance(device.method, StarMethod):
         raise RunError(f"{run.path}: without a server there is nobody whom a newcomer could ask")
@@ -76,14 +100,21 @@ def adapt(
         fields = tables(recipe)["method"]
         lists = [n for n, v in fields.items() if isinstance(v, (list, tuple)) and len(v) == fleet.clients]
         hint = f"; method.{lists[0]} is a list, so say what this one has: method.{lists[0]}=..." if lists else ""
-        what = f"{fields['name']} has nothing for a client {k}{hint}: {type(error).__name__} {error}"
+        what = f"{fields['name']} has nothing for a client {k}, beside the {fleet.clients} of the run{hint}"
         raise RunError(f"{run.path}: {what}") from error
     assert result.score is not None
     told = {"client": k, "train_samples": len(local), **metrics({k: result.score})}
     if to is None:
         return told
     module = module_of(device, None, mail, local, k, new=True)
-    return told | save_module(module, train.at(torch.tensor([0]))[0], to, about(recipe, fleet, k))
+    return told | save_module(module, train.at(torch.tensor([0]))[0], to, about(recipe, fleet, k, ADAPTED))
+
+
+def _may_change(key: str) -> None:
+    if key in ("method.epochs", "method.finish_epochs"):
+        raise RunError(f"{key}: has no effect on a newcomer; the passes that it adapts with are fleet.adapt_epochs")
+    if not key.startswith("method.") and key not in CHANGES:
+        raise RunError(f"{key}: is the run's, also for a newcomer; allowed: {', '.join(CHANGES)}")
 
 
 def _ready(run: Run, to: Path | None) -> None:
@@ -92,13 +123,14 @@ def _ready(run: Run, to: Path | None) -> None:
     assert run.summary  # raises RunError unless it is finished
 
 
-def about(recipe: Recipe, fleet: Fleet, k: int) -> Told:
+def about(recipe: Recipe, fleet: Fleet, k: int, which: str) -> Told:
     """What a reader of the file needs to know; inputs on the scale 0 to 1 are less the mean, over the std."""
     data = fleet.dataset
     return {
         "client": k,
         "method": tables(recipe)["method"]["name"],
         "model": recipe.model.name,
+        "which": which,
         "classes": data.classes,
         "shape": list(data.shape),
         "mean": list(data.prepare.mean),
@@ -118,10 +150,18 @@ def stranger(path: Path, fleet: Fleet, recipe: Recipe) -> tuple[Samples, Samples
     if x.shape[1:] != like.x.shape[1:] or x.dtype != like.x.dtype:
         want = f"{like.x.dtype} of [n, {', '.join(map(str, like.x.shape[1:]))}]"
         raise RunError(f"{where}: x is {x.dtype} of {list(x.shape)}; as in {like.name}, {want} is needed")
-    if y.shape != (len(x),) or len(x) < 2 or not bool(((y >= 0) & (y < like.classes)).all()):
-        raise RunError(f"{where}: y must hold a class from 0 to {like.classes - 1} for each of two or more x")
+    if y.shape != (len(x),) or not bool(((y >= 0) & (y < like.classes)).all()):
+        raise RunError(f"{where}: y must hold a class from 0 to {like.classes - 1} for each of x")
     shares = (recipe.data.train_share, recipe.data.validation_share, recipe.data.test_share)
-    parts = cut(np.arange(len(x)), shares, Rng(recipe.seed, "newcomer"), needed=(0, 2))
+    assert isinstance(recipe.method, Training)
+    trained, needed = recipe.method.step_needs, (0, 2)
+    least = next(n for n in count(len(needed)) if sizes(n, shares, needed)[0] >= trained)
+    if len(x) < least:
+        raise RunError(
+            f"{where}: the number of samples is {len(x)}; at least {least} are needed, so that {trained} of them "
+            "are there to adapt with and one or more to test with"
+        )
+    parts = cut(np.arange(len(x)), shares, Rng(recipe.seed, "newcomer"), needed)
     train, validation, test = (Samples(x, y, torch.from_numpy(part), like.prepare) for part in parts)
     return train, validation, test
 
@@ -137,6 +177,17 @@ def value(run: Run, device: Device, k: int) -> Any:
     if not file.is_file():
         return device.method.join(k, device.ctx(0, "join", k))
     return loads(file.read_bytes(), types_of(device.method))
+
+
+def best(run: Run) -> tuple[int, Vector]:
+    """The round whose shared model was tuned at the end of a run, from 0, and that model."""
+    try:
+        found: tuple[int, Vector] = loads((run.path / "state" / "best.safetensors").read_bytes(), {})
+        return found
+    except OSError as error:
+        raise RunError(
+            f"{run.path} is damaged, or of an earlier version: {error.filename} is missing, the model that was tuned"
+        ) from error
 
 
 def inbox(run: Run, device: Device, k: int) -> Inbox:
@@ -162,12 +213,11 @@ def module_of(device: Device, client: Any, inbox: Inbox, data: LocalData, k: int
     ctx = device.ctx(t, "personal", t, k)
     if isinstance(device.method, Portable):
         return device.method.module(client, inbox, data, ctx)
-    model = device.method.personal(client, inbox, data, ctx)
+    return _module(device, device.method.personal(client, inbox, data, ctx))
+
+
+def _module(device: Device, model: Model) -> nn.Module:
     assert isinstance(model, (Tensor, Bases)), "models that are neither vectors nor made of them have a module"
-    return _module(device, model)
-
-
-def _module(device: Device, model: Tensor | Bases) -> nn.Module:
     return model.module() if isinstance(model, Bases) else plain(device.task, model)
 
 

@@ -96,7 +96,13 @@ def besides(rows: Sequence[Row], suffix: str = "") -> list[tuple[str, str]]:
 
     What was tuned was the shared model of the best round, which is the one to be held against it.
     """
-    told = {"shared_accuracy": "shared %", "unfinished_accuracy": "untuned %", "after_accuracy": "after %"}
+    told = {
+        "shared_accuracy": "shared %",
+        "unfinished_accuracy": "untuned %",
+        "finished_accuracy": "tuned %",
+        "after_accuracy": "after %",
+        "newcomers_accuracy": "newcomers %",
+    }
     some = {key: [row[key + suffix] is not None for row in rows] for key in told}
     if all(
         tuned or not shared for tuned, shared in zip(some["unfinished_accuracy"], some["shared_accuracy"], strict=True)
@@ -174,6 +180,10 @@ def run_row(run: Run, name: str, target: float | None) -> Row:
     """What a finished run reached and what it cost, in raw numbers."""
     summary = run.summary
     total, score = summary["total"], summary[summary["point"]]
+
+    def tested(point: str) -> float | None:
+        return (summary.get(point) or {}).get("accuracy")
+
     rounds = run.rounds
     lengths = [row["clock"]["length"] for row in rounds if "clock" in row]
     sent = sum(len(row["participants"]) for row in rounds)
@@ -189,9 +199,11 @@ def run_row(run: Run, name: str, target: float | None) -> Row:
         "accuracy_by_sample": score["accuracy_by_sample"],
         "bottom_decile": score["bottom_decile"],
         "spread": score["spread"],
-        "shared_accuracy": (summary.get("shared") or {}).get("accuracy"),
-        "unfinished_accuracy": (summary.get("unfinished") or {}).get("accuracy"),
-        "after_accuracy": None if run.point == "after" else (summary.get("after") or {}).get("accuracy"),
+        "shared_accuracy": tested("shared"),
+        "unfinished_accuracy": tested("unfinished"),
+        "finished_accuracy": None if run.point == "finished" else tested("finished"),
+        "after_accuracy": None if run.point == "after" else tested("after"),
+        "newcomers_accuracy": tested("newcomers"),
         "best_round": summary["best"]["round"],
         "best_accuracy": summary["best"]["accuracy"],
         "target": target,

@@ -2,8 +2,9 @@
 
 ``recipe.toml`` (every default written out), ``run.json`` (versions, seed, model), ``rounds.jsonl`` and
 ``clients.jsonl`` (appended as they happen), ``summary.json`` (last of all: a run that has it is finished),
-``figures/``, ``models/`` on request, ``state/`` (server and client values at the end, and what each peer told last),
-and ``timing.jsonl``, the one file that differs from run to run. While it runs, ``state.sqlite`` holds the checkpoint.
+``figures/``, ``models/`` on request, ``state/`` (server and client values at the end, the shared model that was tuned
+and its round, and what each peer told last), and ``timing.jsonl``, the one file that differs from run to run. While it
+runs, ``state.sqlite`` holds the checkpoint.
 Of a real fleet there is ``fleet.jsonl``, what happened besides, and ``state/versions.json`` instead of client values.
 """
 

@@ -485,6 +485,8 @@ class _Loop:
         state = path / "state"
         state.mkdir(exist_ok=True)
         write(state / "server.safetensors", dumps(server))
+        if self.best is not None:
+            write(state / "best.safetensors", dumps((self.best[0], self.best[2])))
         if self.away:
             versions = {str(k): (store.client(k) or b"").decode() for k in store.clients()}
             write(state / "versions.json", json.dumps(versions, indent=1) + "\n")

@@ -265,6 +265,20 @@ def test_an_able_device_that_a_solver_leaves_idle_is_named():
         assert PerFedMask(budget=0.16).design(2, task.layout, Rng(1)).trained == [16, 104]
 
 
+def test_layers_that_nobody_trains_are_named():
+    """Layers of 80, 16 and 8; 17 to train, and no device is strong."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(i, o, bias=False) for i, o in ((10, 8), (8, 2), (2, 4), (4, 2))))
+    task, _ = Task.of(model, torch.zeros(1, 10))
+    with pytest.warns(UserWarning, match=r"layers 0, 2 \(from 0\) are trained by nobody"):
+        PerFedMask(budget=0.16, strong=0).design(2, task.layout, Rng(1))
+
+
+def test_a_model_that_is_all_head_is_refused():
+    task, _ = Task.of(torch.nn.Linear(4, 2), torch.zeros(1, 4))
+    with pytest.raises(ValueError, match="freeze_head: the model is all head"):
+        PerFedMask().design(2, task.layout, Rng(1))
+
+
 def test_a_run_warns_of_idle_clients_once(tmp_path):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -311,7 +325,7 @@ def test_a_model_without_a_head_is_refused(name):
     task, theta0 = Task.of(torch.nn.Conv2d(1, 10, 8), torch.zeros(1, 1, 8, 8))
     device, _ = prepare(small(name))
     ctx = dataclasses.replace(device.ctx(0, "start"), task=task, theta0=theta0)
-    with pytest.raises(ValueError, match="this model has none; name a linear layer"):
+    with pytest.raises(ValueError, match="this model has none; say which by its class"):
         device.method.start(6, ctx)
 
 

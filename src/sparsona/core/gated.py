@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from sparsona.core.adapted import adapted
@@ -97,6 +99,9 @@ class Gated:
 class Gating(Training):
     """How a model is cut into blocks and what gates over them are like; a method inherits these fields."""
 
+    step_needs: ClassVar[int] = 2  # one sample has no batch statistics
+
+    batch: Annotated[int, Ge(2)] = 32  # samples a step; at least as many as that
     blocks: Count = 5  # B, blocks per tensor (rows: per layer), at most one per entry
     split: str = "flat"  # flat, even, rows, channels, or a splitter of your own as package.module:function
     selector: str = "greedy_value"  # greedy_value, greedy_ratio, exact, or your own as package.module:function
@@ -112,8 +117,6 @@ class Gating(Training):
         super().__post_init__()
         if self.optimiser != "sgd":
             raise ValueError(f'optimiser = "{self.optimiser}": model and gate are trained by "sgd" alone')
-        if self.batch < 2:
-            raise ValueError(f"batch = {self.batch}: must be at least 2, as one sample has no batch statistics")
         imported("split", self.split, SPLITTERS)
         imported("selector", self.selector, SELECTORS)
 
@@ -129,7 +132,14 @@ class Gating(Training):
             enough = next(i / 100 for i in range(math.ceil(100 * keep), 101) if not self._lacking(i / 100, ctx))
             raise ValueError(f"{why}; keep = {enough:g} would do")
         gated = self.gated(keep, ctx)
-        gated.choose(torch.ones(len(gated.blocks)))  # a selector of one's own shows its faults before the run
+        chosen = gated.choose(torch.ones(len(gated.blocks)))  # a selector of one's own shows its faults before the run
+        if keep < 1 and self.least(keep) >= keep:
+            kept = gated.blocks.spread(chosen)
+            heads = [
+                slot.view(kept[slot.where]) for slot in gated.blocks.layout.slots if slot.head and len(slot.shape) > 1
+            ]
+            some = "".join(f", and of the head {int(h.any(1).sum())} of {len(h)} outputs have weights" for h in heads)
+            warnings.warn(f"method.keep: {keep:g} holds first blocks only, so gates choose nothing{some}", stacklevel=3)
 
     def _lacking(self, keep: float, ctx: Ctx) -> str:
         blocks = cut(imported("split", self.split, SPLITTERS), ctx.layout.trained, self.blocks, self.least(keep))

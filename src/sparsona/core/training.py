@@ -39,6 +39,7 @@ class Training:
     """Local training by SGD or Adam; a method inherits these fields and adds its own."""
 
     keeps_moments: ClassVar[bool] = False  # whether the method's clients can keep what their optimiser remembers
+    step_needs: ClassVar[int] = 1  # samples without which no step is made
 
     epochs: Count = 1  # passes over the local data each round
     batch: Count = 32  # samples a step

@@ -23,16 +23,21 @@ def whole(total: int, shares: Sequence[float] | np.ndarray) -> np.ndarray:
 
 def cut(samples: np.ndarray, shares: Sequence[float], rng: Rng, needed: Sequence[int] = (0,)) -> list[np.ndarray]:
     """A random cut by relative shares (6, 2, 2 is 0.6, 0.2, 0.2) with at least one sample in the needed pieces."""
-    sizes = whole(len(samples), shares)
-    if len(samples) < len(needed):
-        raise ValueError(f"{len(samples)} samples cannot be cut into {len(needed)} pieces with at least one each")
-    for i in needed:
-        if not sizes[i]:
-            spare = sizes - np.isin(np.arange(len(sizes)), needed)
-            sizes[spare.argmax()] -= 1
-            sizes[i] += 1
     order = rng.numpy().permutation(samples)
-    return [np.sort(piece) for piece in np.split(order, np.cumsum(sizes)[:-1])]
+    return [np.sort(piece) for piece in np.split(order, np.cumsum(sizes(len(samples), shares, needed))[:-1])]
+
+
+def sizes(total: int, shares: Sequence[float], needed: Sequence[int] = (0,)) -> np.ndarray:
+    """How many of so many samples each piece of such a cut has."""
+    if total < len(needed):
+        raise ValueError(f"{total} samples cannot be cut into {len(needed)} pieces with at least one each")
+    found = whole(total, shares)
+    for i in needed:
+        if not found[i]:
+            spare = found - np.isin(np.arange(len(found)), needed)
+            found[spare.argmax()] -= 1
+            found[i] += 1
+    return found
 
 
 def label_mix(

@@ -177,9 +177,7 @@ class Device:
                 held = self.local(k).validation
                 result = Result(k, score=self.score(self.shared(inbox, t), k, held))
             case "finish":
-                assert isinstance(self.method, Finishing)
-                ctx = self.ctx(t, "finish", k)
-                model = self.method.finish(inbox["server"]["theta"].values, self.local(k), ctx)
+                model = self.finished(inbox["server"]["theta"].values, t, k)
                 message = _written(model) if "model" in job.wants else None
                 result = Result(k, score=self.score(model, k))
             case "post":
@@ -197,6 +195,11 @@ class Device:
         """The shared model that the server sent as one vector."""
         theta: Vector = inbox["server"]["theta"].values
         return self.method.opened(theta, self.ctx(t, "shared")) if isinstance(self.method, Composed) else theta
+
+    def finished(self, theta: Vector, t: int, k: int) -> Model:
+        """Client k's own model, tuned from the shared one of round t."""
+        assert isinstance(self.method, Finishing)
+        return self.method.finish(theta, self.local(k), self.ctx(t, "finish", k))
 
     def adapted(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Model]:
         """A newcomer and its model: as its method personalises for it, or the model it would use, tuned as a whole."""

@@ -18,7 +18,7 @@ from sparsona.engines.local import ClientFailed
 
 # Freed memory stays with a worker, up to 1 GiB, instead of going back to the system after every batch, which would hand
 # it out again page by page, zeroed: a tenth or more of the time of a CNN. A user's own settings come first.
-_ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
+ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
 _AHEAD = 8  # jobs per worker that may be under way or done but waiting for an earlier one: bounds memory
 
 
@@ -38,7 +38,7 @@ class Pool:
             fds = [theirs.fileno(), *slots]
             command = [sys.executable, "-P", "-m", "sparsona.engines.worker", str(os.getpid()), *map(str, fds)]
             # a group of its own: Ctrl-C in the terminal is for us alone
-            process = subprocess.Popen(command, pass_fds=fds, env=_ALLOCATOR | os.environ | threads, process_group=0)
+            process = subprocess.Popen(command, pass_fds=fds, env=ALLOCATOR | os.environ | threads, process_group=0)
             theirs.close()
             channel = Channel(ours, ours=slots[:IN_FLIGHT], theirs=slots[IN_FLIGHT:])
             self._workers.append((process, channel))

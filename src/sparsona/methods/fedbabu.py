@@ -22,7 +22,7 @@ class FedBABU(FedAvg):
 
     def start(self, fleet: int, ctx: Ctx) -> Vector:
         if not ctx.layout.head.any():
-            raise ValueError("name: it freezes the head, and this model has none; name a linear layer as its head_name")
+            raise ValueError("name: it freezes the head, and this model has none; say which by its class's head_name")
         return ctx.theta0
 
     def body(self, layout: Layout) -> Mask:

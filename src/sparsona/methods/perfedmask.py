@@ -61,6 +61,8 @@ class PerFedMask(FedBABU):
     def design(self, fleet: int, layout: Layout, common: Rng) -> Solution:
         """The layer masks of a fleet."""
         sizes = self.layers(layout)
+        if not sizes:
+            raise ValueError("freeze_head: the model is all head, so that nothing is left to train; false is needed")
         budgets.least("budget", self.budget, fleet)
         weak = fleet if isinstance(self.budget, tuple) else self.weak_of(fleet)
         shares = [budgets.share(self.budget, k, common) if k < weak else 1.0 for k in range(fleet)]
@@ -91,7 +93,11 @@ class PerFedMask(FedBABU):
 
     def down(self, server: Server, k: int, ctx: Ctx) -> Message:  # type: ignore[override]
         body = Values.of(server.theta, self.body(ctx.layout))
-        return Message(theta=body, layers=Bits(server.layers[k]), **self.pace(k))
+        return Message(theta=body, layers=self.told_layers(server, k), **self.pace(k))
+
+    def told_layers(self, server: Server, k: int) -> Bits:
+        """What device k is told to train: its mask, or all layers if it has come after masks were designed."""
+        return Bits(server.layers[k] if k < len(server.layers) else torch.ones_like(server.layers[0]))
 
     def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
         move = self.moving(ctx.layout, inbox["server"].part("layers", Bits).mask)
@@ -133,3 +139,9 @@ def _warn_of_idle(found: Solution, solver: str) -> None:
             few = ", ".join(map(str, idle[:5])) + (", ..." if len(idle) > 5 else "")
             told = f"{why} for {len(idle)} of {len(problem.budgets)} clients ({few}): they train nothing"
             warnings.warn(told, stacklevel=3)
+    if never := np.flatnonzero(~found.masks.any(0)).tolist():
+        places = ", ".join(map(str, never))
+        told = (
+            f"method.budget: layers {places} (from 0) are trained by nobody and keep their first values until the end"
+        )
+        warnings.warn(told, stacklevel=3)

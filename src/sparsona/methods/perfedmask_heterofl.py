@@ -51,7 +51,7 @@ class PerFedMaskHeteroFL(PerFedMask):
     def down(self, server: Server, k: int, ctx: Ctx) -> Message:  # type: ignore[override]
         width = self.width_of(server, k)
         held = self.part(ctx.layout, width) & self.body(ctx.layout)
-        layers = Bits(server.layers[k])
+        layers = self.told_layers(server, k)
         return Message(theta=Values.of(server.theta, held), layers=layers, width=width, **self.pace(k))
 
     def told(self, inbox: Inbox) -> float:

@@ -48,7 +48,7 @@ class PerFedMaskSplitMix(PerFedMask):
     def down(self, server: Server, k: int, ctx: Ctx) -> Message:  # type: ignore[override]
         chosen, body = self.chosen(server, k, ctx), self.body(ctx.layout)
         rows = server.theta.view(self.bases, -1)[chosen][:, body]
-        layers = Bits(server.layers[k])
+        layers = self.told_layers(server, k)
         return Message(theta=Values(rows.flatten()), bases=Bits(chosen), layers=layers, **self.pace(k))
 
     def received(self, inbox: Inbox, ctx: Ctx) -> Tensor:
