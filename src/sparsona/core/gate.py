@@ -121,10 +121,8 @@ class Gate(nn.Module):
         """The importance G and the weights M of the blocks [L], from a batch of inputs."""
         x = x.float().reshape(len(x), self.channels, -1)
         if isinstance(self.pre, SwitchNorm) and torch.is_grad_enabled():
-            x, product = (
-                x.transpose(0, 1).contiguous().transpose(0, 1),
-                cast(Any, NormedLinear.apply),
-            )  # read by channel
+            x = x.transpose(0, 1).contiguous().transpose(0, 1)  # each channel is read by itself
+            product = cast(Any, NormedLinear.apply)
             out = self.post(product(x, *self.pre.line(x), self.linear.weight, self.linear.bias))
         else:
             out = self.post(self.linear(self.pre(x).flatten(1)))

@@ -101,11 +101,10 @@ class PFedGate(Gating):
                 scales.append(weights)
         theta, phi = gated.taken()
         moving = (model.velocity, gate.velocity) if kept else (None, None)
-        sent = torch.zeros(len(gated.blocks), dtype=torch.bool)
         if not scales:
-            return Client(client.keep, phi, *moving, client.kept), theta, sent
+            return Client(client.keep, phi, *moving, client.kept), theta, torch.zeros_like(gated.blocks.first)
         each, share = torch.stack(kept_blocks), gated.blocks.share
-        sent |= each.any(0)
+        sent = each.any(0)
         used = levels(torch.stack(scales), each)
         return Client(client.keep, phi, *moving, fmean(map(share, each)), share(sent), used), theta, sent
 
