@@ -22,6 +22,9 @@ demo: .venv/ready ## Run the quickstart: personal against shared models, in unde
 test: .venv/ready ## Run the tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
+fleet: .venv/ready ## Run every method on a fleet of processes, and compare with the simulator to the bit
+	$(BIN)/python -m pytest -m fleet tests/fleet
+
 lint: .venv/ready ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -35,4 +38,4 @@ bench: .venv/ready ## Measure everything and rewrite docs/benchmarks.md
 clean: ## Remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test fleet lint bench clean

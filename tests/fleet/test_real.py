@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from sparsona.engines.keep import Keep
 from sparsona.fleet.processes import Child, environment, free_port, stop_all
 from sparsona.fleet.server import _rounds_done, run_on_fleet
 from sparsona.fleet.trial import collect, loopback, suited
+from sparsona.methods import METHODS
 from sparsona.results import Run
 from sparsona.runner import run
 
@@ -65,21 +67,35 @@ def until(what, seconds=300.0):
         time.sleep(0.2)
 
 
-METHODS = ["fedspa", "ditto", "dadpfl"]  # all methods are compared in one process by test_fleet.py
+def equal_on_a_fleet(methods, at, together):
+    """One fleet for several runs, some at a time: it takes long to start, and a run mostly waits for Flower."""
+    clients = {method: 3 if method == "beer" else 2 for method in methods}  # its neighbours are mutual
+    more = {"rounds": 2, "evaluate": {"every": 2}}
+    recipes = {m: suited(recipe(m, topology={"neighbours": n - 1}, **more), n) for m, n in clients.items()}
+    for method, r in recipes.items():
+        run(r, at / method / "local")
+    with loopback(max(clients.values())) as fleet:
+        for k in range(max(clients.values())):
+            fleet.start_node(k)
+
+        def same(method):
+            collect(run_on_fleet(fleet.home, recipes[method], at / method / "fleet", quiet, quiet, wait=300), fleet.top)
+            return files(at / method / "fleet") == files(at / method / "local")
+
+        with ThreadPoolExecutor(together) as threads:
+            found = dict(zip(methods, threads.map(same, methods), strict=True))
+    assert found == dict.fromkeys(methods, True)
 
 
 def test_a_real_fleet_equals_local_to_the_bit(tmp_path):
-    """One fleet for several runs, and so one test: it takes long to start."""
-    with loopback(2) as fleet:
-        for k in range(2):
-            fleet.start_node(k)
-        for method in METHODS:
-            more = {"topology": {"neighbours": 1, "max_wait": 1}} if method == "dadpfl" else {}
-            r, at = suited(recipe(method, rounds=2, **more), 2), tmp_path / method
-            run(r, at / "local")
-            done = run_on_fleet(fleet.home, r, at / "fleet", quiet, quiet, wait=300)
-            collect(done, fleet.top)
-            assert files(at / "fleet") == files(at / "local"), method
+    equal_on_a_fleet(["fedspa", "ditto", "dadpfl"], tmp_path, 3)
+
+
+@pytest.mark.fleet
+@pytest.mark.timeout(3600)
+def test_every_method_on_a_real_fleet_equals_local_to_the_bit(tmp_path):
+    """Of `make fleet`; test_fleet.py compares all of them in one process, through the same ClientApp."""
+    equal_on_a_fleet(sorted(METHODS), tmp_path, 3)
 
 
 def test_chaos(tmp_path):
