@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from command import call, enter, ok, refused
-from sparsona import cli
+from sparsona import cli, terminal
 from sparsona.config import METHODS, recipe_names, to_toml
 from sparsona.models import MODELS
 from sparsona.results import Run
@@ -161,7 +161,7 @@ def test_a_single_variant_is_named_after_recipe_and_variant() -> None:
 
 def test_a_name_in_brackets_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
-    monkeypatch.setattr(cli, "err", Console(file=screen, force_terminal=True, width=110))
+    monkeypatch.setattr(terminal, "err", Console(file=screen, force_terminal=True, width=110))
     saved("x.toml", description="[red]not red[/red]")
     done = ok("run", "x.toml", "--out", "[bold]a b")
     assert "results: [bold]a b\n" in done.stdout

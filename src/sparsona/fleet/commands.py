@@ -9,20 +9,26 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from sparsona.cli import DataDir, Json, Only, Overrides, out
-from sparsona.cli import _display as display
-from sparsona.cli import _end as end
-from sparsona.cli import _errors as errors
-from sparsona.cli import _free as free_folder
-from sparsona.cli import _listed as listed
-from sparsona.cli import _print as print_json
-from sparsona.cli import _say as say
-from sparsona.cli import _tell as tell
 from sparsona.config import RecipeError, load
 from sparsona.data import SOURCES
 from sparsona.engines.parcels import MOST
 from sparsona.fleet import FleetError, needs_flower
 from sparsona.results import Run, vacant
+from sparsona.terminal import (
+    DataDir,
+    Json,
+    Only,
+    Overrides,
+    display,
+    errors,
+    free_folder,
+    listed,
+    out,
+    print_json,
+    say,
+    show_runs,
+    tell,
+)
 
 app: typer.Typer = typer.Typer(help="A real fleet over Flower, or a trial of one.", no_args_is_help=True)
 
@@ -53,7 +59,7 @@ def trial(
         vacant(target)
         with display(chosen, target, as_json) as listen:
             done = run_trial(chosen, target, data_dir, listen, _quiet if as_json else say)
-        end([done], target, as_json)
+        show_runs([done], target, as_json)
 
 
 @app.command(epilog="Example: sparsona fleet keys server/keys --host fleet.example.org --nodes north,south,east")
@@ -203,7 +209,7 @@ def run_(
                 done = run_on_fleet(Home(home), chosen, target, listen, listened, wait, _megabytes(max_mb))
             except KeyboardInterrupt:
                 raise FleetError(f"stopped; go on with: {again}") from None
-        end([done], target, as_json)
+        show_runs([done], target, as_json)
 
 
 @app.command(epilog="Example: sparsona fleet status ./server")
