@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from command import call, enter, ok, refused
-from sparsona import cli, terminal
+from sparsona import cli, report, terminal
 from sparsona.config import METHODS, recipe_names, to_toml
 from sparsona.models import MODELS
 from sparsona.results import Run
@@ -463,8 +463,10 @@ def test_a_model_from_the_current_folder_is_found_by_workers_too(folder: Path) -
 
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if "/small/" in name])
-def test_every_small_recipe_runs(name, tmp_path):
-    """One round of each: what they come to in full is measured, not tested."""
+def test_every_small_recipe_runs(name, tmp_path, monkeypatch):
+    """One round of each, without pictures, which take as long: what they come to in full is measured, not tested."""
+    beside = report.compare
+    monkeypatch.setattr(report, "compare", lambda runs, folder=None: beside(runs))
     done = call("run", name, "rounds=1", "results.figures=false", "--out", str(tmp_path / "run"), "--json")
     assert done.exit_code == 0, done.output
     assert all(run["accuracy"] is not None for run in json.loads(done.stdout)["runs"])
