@@ -532,11 +532,11 @@ class _Loop:
         return {result.k: result for result in self.engine.map(jobs)}
 
     def _models(self, store: Store, server: Server, path: Path) -> None:
-        path.mkdir(exist_ok=True)
         finished = "finished" in self.recipe.evaluate.points
         jobs = self._finishes(True) if finished else self._tests(store, server, self.recipe.rounds - 1, model=True)
         for result in self.engine.map(jobs):
-            if result.message is not None:
+            if result.message is not None:  # on a fleet models stay on the devices
+                path.mkdir(exist_ok=True)
                 write(path / f"client-{result.k:05d}.safetensors", self.device.exported(result.message))
 
 

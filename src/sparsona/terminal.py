@@ -61,6 +61,9 @@ def errors(as_json: bool) -> Iterator[None]:
         lonely = "Expected more than 1 value per channel" in str(error)  # batch norm on a last batch of one sample
         tip = "; method.drop_last=true or another method.batch avoids batches of one sample" if lonely else ""
         fail(f"{error}{tip}{_hint()}", 1, as_json)
+    except BrokenPipeError:  # whoever read us, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         fail(f"{error.strerror or error}{where}{_hint()}", 1, as_json)
@@ -158,7 +161,7 @@ def display(recipe: Recipe, path: Path, as_json: bool) -> Iterator[Callable[[Ste
         total = step.row["total"]
         score = step.row.get(recipe.evaluate.points[0])
         accuracy = f"accuracy {100 * score['accuracy']:.1f} %  " if score else ""
-        lost = f"left out {len(step.row['left_out'])}  " if step.row["left_out"] else ""
+        lost = f"{len(step.row['left_out'])} left out  " if step.row["left_out"] else ""
         left = round(sum(spent) / len(spent) * (step.rounds - step.round))
         clock = (
             f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02}" if left >= 3600 else f"{left // 60}:{left % 60:02}"

@@ -2,11 +2,15 @@
 
 import json
 import os
+import re
+import signal
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,14 +18,14 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'sparsona[flower]'")
 
 from command import call, ok, refused
-from sparsona.config import load
+from sparsona.config import check, load
 from sparsona.data import DataError
 from sparsona.fleet import FleetError, node, server
 from sparsona.fleet.data import NodeData, read_npz
 from sparsona.fleet.keys import check_certificate, check_private, make_authority, make_node_key, read_public, roster
 from sparsona.fleet.node import _place, check_secure, split_address
 from sparsona.fleet.processes import free_port
-from sparsona.fleet.server import Home, refusals, start_superlink
+from sparsona.fleet.server import Home, in_words, refusals, start_superlink
 
 
 def test_keys_are_made_and_known(tmp_path):
@@ -267,7 +271,7 @@ def test_a_server_process_that_is_quick_to_start_is_found(tmp_path, monkeypatch)
         (work / "pid").write_text("0")
         (work / "done").write_text("")
 
-    def follow(work, folder, recipe, listen):
+    def follow(work, folder, recipe, listen, hear):
         assert (work / "pid").is_file()
         raise KeyboardInterrupt
 
@@ -301,3 +305,38 @@ def test_one_node_in_a_home_and_what_a_killed_one_left_is_removed(tmp_path):
     with _place(tmp_path / "node") as second:
         assert not first.exists()
         assert second.is_dir()
+
+
+def test_what_a_killed_node_left_is_ended_when_it_starts_again(tmp_path):
+    place = Path(tempfile.mkdtemp(prefix="sparsona-"))
+    (tmp_path / "node.lock").write_text(str(place))
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={"FLWR_HOME": str(place)})
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={"FLWR_HOME": f"{place}2"})
+    try:
+        with _place(tmp_path) as new:
+            assert left.wait(20) == -signal.SIGKILL
+            assert not place.exists()
+            assert new.is_dir()
+        assert other.poll() is None
+    finally:
+        left.kill()
+        other.kill()
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        ({"event": "all clients are there", "time": 1.0}, "all clients are there"),
+        ({"event": "not there at the start", "clients": [1, 2]}, "not there at the start: clients 1 (south), 2"),
+        ({"event": "left out", "client": 1, "round": 2, "why": "NaN"}, "left out: client 1 (south), round 2: NaN"),
+    ],
+)
+def test_what_happens_is_told_in_words(event, line):
+    assert in_words(event, {1: "south"}) == line
+
+
+def test_the_recipe_of_the_docs_is_one():
+    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+    (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    recipe = check(tomllib.loads(block))
+    assert (recipe.data.clients, recipe.fleet.min_answers, recipe.results.models) == (2, 2, True)

@@ -357,7 +357,9 @@ def test_without_keys_a_node_that_was_started_again_is_taken_when_its_old_self_i
 def test_a_node_speaks_for_its_own_client_alone(tmp_path):
     world = World(tmp_path, 6)
     world.stations[4].client = 1
-    with pytest.raises(FleetError, match=r"node 1004: it speaks for client 1, but its key is that of client 4"):
+    with pytest.raises(
+        FleetError, match=r"the node of client 4: it speaks for client 1, but its key is that of client 4"
+    ):
         world.run(everyone(), tmp_path / "fleet")
 
 
@@ -399,7 +401,7 @@ def test_nodes_that_a_recipe_does_not_ask_for_do_not_make_a_round_of_peers(tmp_p
 def test_another_version_of_sparsona(tmp_path):
     world = World(tmp_path, 6)
     world.stations[3].version = "0.0.9"
-    with pytest.raises(FleetError, match=r"node 1003: this device has Sparsona 0.0.9, the server "):
+    with pytest.raises(FleetError, match=r"the node of client 3: this device has Sparsona 0.0.9, the server "):
         world.run(everyone(), tmp_path / "fleet")
 
 
@@ -487,7 +489,7 @@ def test_a_model_that_does_not_fit_the_data(tmp_path):
     from sparsona.engines.flower import GridPost
     from sparsona.fleet.serve import serve
 
-    with pytest.raises(FleetError, match=r"^node 1000, .*1005: model 'lenet' cannot be made for [^;]*$"):
+    with pytest.raises(FleetError, match=r"^the node of client 0, .*client 5: model 'lenet' cannot be made for [^;]*$"):
         serve(GridPost(world), order, tmp_path)
 
 

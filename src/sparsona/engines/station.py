@@ -94,6 +94,7 @@ class Station:
         if job.kind != "local" and result.message is not None:  # the model stays here
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             write(folder / "model.safetensors", device.exported(result.message), private=True)
+            self._say(f"this device's model of run {run} is in {folder / 'model.safetensors'}")
             result = replace(result, message=None)
         after = None
         if job.kind in ("local", "adapt") and result.client is not None:

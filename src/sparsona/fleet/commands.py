@@ -95,7 +95,8 @@ def keys(
         taken = roster(folder) if folder.is_dir() else {}
         for k in range(first, first + len(names)):
             if k in taken:
-                raise RecipeError(f"client {k} has a key already, {taken[k][1]}; choose another --first")
+                lost = "choose another --first, or delete that file if the key is lost"
+                raise RecipeError(f"client {k} has a key already, {taken[k][1]}; {lost}")
         if hosts is not None:
             local = [h.strip() for h in hosts.split(",")]
             make_authority(folder, [*local, *(h for h in ("127.0.0.1", "localhost") if h not in local)], days)
@@ -176,7 +177,9 @@ def node(
         run_node(options, say)
 
 
-@app.command("run", epilog="Example: sparsona fleet run ./server quickstart --only personal data.clients=3")
+@app.command(
+    "run", epilog="Example: sparsona fleet run ./server quickstart --only personal data.clients=3 fleet.per_round=3"
+)
 def run_(
     home: HomeDir,
     recipe: Annotated[str, typer.Argument(help="A recipe's name, a TOML file, or a run folder to go on with.")],
@@ -201,6 +204,10 @@ def run_(
         else:
             chosen = _one(recipe, overrides, only)
             target = folder or free_folder(Path("runs"), chosen.name)
+            if (target / "recipe.toml").is_file():
+                raise RecipeError(
+                    f"{target} holds a run; choose another folder, or: sparsona fleet run {home} {target}"
+                )
             vacant(target)
         again = f"sparsona fleet run {home} {target}"
         with display(chosen, target, as_json) as listen:
@@ -230,8 +237,9 @@ def status(home: HomeDir, as_json: Json = False) -> None:
 def _show(found: dict[str, Any]) -> None:
     run, now = found["run"], time.time()
     if run:
-        tell(f"round {run['round']} of {run['rounds']}, {_ago(run['time'], now)}: {run['folder']}")
-    table = Table("client", "node", "state", "last answer", "sent MB", "received MB")
+        state = run.get("state", "at work")
+        tell(f"{state}, round {run['round']} of {run['rounds']}, {_ago(run['time'], now)}: {run['folder']}")
+    table = Table("client", "node", "state", "last answer", "MB from it", "MB to it")
     clients = run.get("clients", {})
     for node in found["nodes"]:
         seen = clients.get(str(node["client"]), {})

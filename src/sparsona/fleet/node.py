@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Listener
 from pathlib import Path
@@ -24,6 +26,7 @@ from sparsona.fleet.processes import Child, environment, free_port, reachable
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _ASKS_WITHIN = 60.0  # seconds in which whoever connects to the device's process must begin to ask
+_LET_IN = "SuperNode ID:"  # what Flower's log says then
 _PAUSE = 6.0  # seconds between two starts: Flower takes a node back only when it has noticed that it was gone
 
 
@@ -84,6 +87,7 @@ def run_node(options: NodeOptions, say: Callable[[str], None], stop: threading.E
             socket.chmod(0o600)
             device = threading.Thread(target=_serve, args=(listener, station), daemon=True)
             device.start()
+            last = ""  # what was said of the last try
             while not stop.is_set():
                 if not reachable(host, port, 5.0):
                     say(f"the server {options.server} cannot be reached; trying again every {_PAUSE:g} seconds")
@@ -92,12 +96,17 @@ def run_node(options: NodeOptions, say: Callable[[str], None], stop: threading.E
                     continue
                 began = time.monotonic()
                 child = Child(_command(options, secure, socket), options.home / "supernode.log", environment(place))
-                say(f"client {options.client} of {options.server}")
+                if not last:
+                    say(f"client {options.client} asks {options.server} to be let in")
                 while not child.ended and not stop.wait(0.5):
+                    if _LET_IN in child.news():
+                        say(f"client {options.client} is connected to {options.server}")
+                        last = ""
                     if not device.is_alive():  # to be online and never answer would be worse
                         raise FleetError("the part of this node that does the work has ended; start it again")
                 if child.ended:
-                    say(f"{_why(child)}; trying again")
+                    if last != (last := _why(child)):
+                        say(f"{last}; trying again every few seconds")
                     stop.wait(max(_PAUSE - (time.monotonic() - began), 1.0))
         finally:
             listener.close()
@@ -117,6 +126,7 @@ def _place(home: Path) -> Iterator[Path]:
         lock.seek(0)
         before = Path(lock.read().strip() or "none")  # of a node that was killed
         if before.name.startswith("sparsona-") and before.parent == Path(tempfile.gettempdir()):
+            _end_what_is_left(before)
             shutil.rmtree(before, ignore_errors=True)
         place = Path(tempfile.mkdtemp(prefix="sparsona-"))
         lock.truncate(0)
@@ -126,6 +136,15 @@ def _place(home: Path) -> Iterator[Path]:
             yield place
         finally:
             shutil.rmtree(place, ignore_errors=True)
+
+
+def _end_what_is_left(place: Path) -> None:
+    """End processes that a killed node left: Flower's for a message look for their parent for minutes."""
+    mark = f"FLWR_HOME={place}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                os.kill(int(entry.name), signal.SIGKILL)
 
 
 def _serve(listener: Listener, station: Station) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import secrets
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,7 +53,7 @@ def main(post: Post, config: dict[str, Any]) -> None:
 def serve(post: Post, order: dict[str, Any], work: Path) -> Run:
     """Run an order's recipe with the nodes of a fleet into the order's folder, or go on with it."""
     recipe, folder = check(order["recipe"]), Path(order["folder"])
-    run = f"{secrets.token_hex(8)}"
+    run = f"{re.sub('[^a-z0-9]+', '-', recipe.name.lower())[:40]}-{secrets.token_hex(8)}".lstrip("-")
     then = _as_it_began(folder)
     if then is not None:
         run, recipe = then["fleet_run"], Run.open(folder).recipe
@@ -63,7 +64,7 @@ def serve(post: Post, order: dict[str, Any], work: Path) -> Run:
             f"engine.checkpoint_every = {recipe.engine.checkpoint_every}: must be at most {DEEPEST} on a fleet, for "
             "devices keep no more rounds for a server that goes back to its checkpoint"
         )
-    log = _Log(folder)
+    log = _Log(folder, work / "events.jsonl")
     head = {
         "run": run,
         "recipe": tables(recipe),
@@ -189,6 +190,8 @@ class Meeting:
             )
         if missing:
             self.tell({"event": "not there at the start", "clients": missing})
+        else:
+            self.tell({"event": "all clients are there"})
         first = min(self._facts)
         shared = {key: self._facts[first][key] for key in ("classes", "shape", "vocabulary")}
         for k, facts in sorted(self._facts.items()):
@@ -196,7 +199,7 @@ class Meeting:
                 if facts[key] != value:
                     why = (
                         f"client {k} has data with {key} {facts[key]}, client {first} with {value}; all must have the "
-                        "same (a node with a file of its own may need --classes)"
+                        f"same{' (a node with a file of its own may need --classes)' if key == 'classes' else ''}"
                     )
                     self._notify([node for node, j in self._known.items() if j == k], why)
                     self._wait_for_notices()
@@ -205,10 +208,12 @@ class Meeting:
 
     def _complaints(self) -> str:
         """What is wrong with which nodes."""
-        by_reason: dict[str, list[int]] = {}
+        by_reason: dict[str, list[str]] = {}
+        keys, clients = self.post.nodes(), self.keys or {}
         for node, why in sorted(self._wrong.items()):
-            by_reason.setdefault(why, []).append(node)
-        return "; ".join(f"node {_listed(nodes)}: {why}" for why, nodes in by_reason.items())
+            k = clients.get(keys.get(node, ""))
+            by_reason.setdefault(why, []).append(f"node {node}" if k is None else f"the node of client {k}")
+        return "; ".join(f"{_listed(nodes)}: {why}" for why, nodes in by_reason.items())
 
     def _takes_part(self, k: Any) -> TypeGuard[int]:
         return _number(k) and k < self.recipe.data.clients
@@ -315,15 +320,16 @@ class _Status:
         """Tell how far it is."""
         clients = {str(k): seen for k, seen in sorted(self.traffic.items())}
         if self._path is not None:
-            told = self._about | {"round": done, "time": time.time(), "clients": clients}
+            told = self._about | {"round": done, "state": "at work", "time": time.time(), "clients": clients}
             write(self._path, json.dumps(told) + "\n")
 
 
 class _Log:
     """What happened besides the rounds: fleet.jsonl in the run's folder, once there is one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, told: Path) -> None:
         self._folder = folder
+        self._told = told  # the same at once, for whoever waits
         self._journal: Journal | None = None
         self._early: list[dict[str, Any]] = []
 
@@ -336,6 +342,8 @@ class _Log:
     def add(self, event: dict[str, Any]) -> None:
         """Note an event."""
         row = {"time": round(time.time(), 3)} | event
+        with self._told.open("a") as file:
+            file.write(json.dumps(row) + "\n")
         if self._journal is None:
             self._early.append(row)
         else:
@@ -347,5 +355,5 @@ class _Log:
             self._journal.close()
 
 
-def _listed(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers[:20])) + (", ..." if len(numbers) > 20 else "")
+def _listed(things: Sequence[object]) -> str:
+    return ", ".join(map(str, things[:20])) + (", ..." if len(things) > 20 else "")

@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,6 +140,7 @@ def run_server(home: Home, host: str, port: int, secure: bool, say: Callable[[st
     try:
         if secure:
             register(home, say)
+            child.news()  # whoever came before its key was registered comes again
         said: dict[str, float] = {}
         say(f"the server listens on {host}:{port}" + (f"; the fleet's keys are in {home.keys}" if secure else ""))
         while True:
@@ -209,15 +210,18 @@ def run_on_fleet(
     """Run a recipe on a fleet, or go on with it; a server process that dies is started again from its checkpoint."""
     host, port = home.address()
     stuck, rounds = 0, -1
+    names = {client: name for client, (name, _) in roster(home.keys).items()} if home.secure else {}
     with _order(home, recipe, folder, wait, most) as work:
         while True:
             (work / "pid").unlink(missing_ok=True)  # before: the next process may be quick to write its own
             _submit(home, work, 1 if rounds < 0 else 10)
             try:
-                if _follow(work, folder, recipe, listen):
+                if _follow(work, folder, recipe, listen, lambda event: say(in_words(event, names))):
+                    _mark(home, "finished")
                     return Run.open(folder)
             except BaseException:
                 _end_process(work)  # Flower notices by itself that it is gone
+                _mark(home, "stopped")
                 raise
             now = _rounds_done(folder)
             stuck, rounds = (stuck + 1 if now == rounds else 0), now
@@ -278,9 +282,38 @@ def _order(home: Home, recipe: Recipe, folder: Path, wait: float, most: int) -> 
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _follow(work: Path, folder: Path, recipe: Recipe, listen: Callable[[Progress], None]) -> bool:
+def in_words(event: dict[str, Any], names: Mapping[int, str]) -> str:
+    """What happened on a fleet, as a line for whoever watches."""
+    told = {key: value for key, value in event.items() if key not in ("time", "event")}
+
+    def who(k: Any) -> str:
+        return f"{k} ({names[k]})" if k in names else str(k)
+
+    if "clients" in told:
+        told["clients"] = ", ".join(map(who, told["clients"]))
+    if "client" in told:
+        told["client"] = who(told["client"])
+    why = told.pop("why", None)
+    what = ", ".join(f"{key} {value}" for key, value in told.items())
+    return str(event["event"]) + (f": {what}" if what else "") + (f": {why}" if why else "")
+
+
+def _mark(home: Home, state: str) -> None:
+    """Note in the server's folder that a run is over."""
+    with suppress(OSError, ValueError):
+        write(home.status, json.dumps(json.loads(home.status.read_text()) | {"state": state}) + "\n")
+
+
+def _follow(
+    work: Path,
+    folder: Path,
+    recipe: Recipe,
+    listen: Callable[[Progress], None],
+    hear: Callable[[dict[str, Any]], None],
+) -> bool:
     """Show rounds as they are done; True when the run is, False if the server process died; its errors are raised."""
     seen = _rounds_done(folder)
+    heard = len(_events(work))
     end = time.monotonic() + _STARTS_WITHIN
     pid: int | None = None
     while True:
@@ -293,6 +326,9 @@ def _follow(work: Path, folder: Path, recipe: Recipe, listen: Callable[[Progress
                 print(trace, file=sys.stderr)
             raise FleetError(told)
         done = (work / "done").is_file()
+        for event in (news := _events(work))[heard:]:
+            hear(event)
+        heard = len(news)
         if _rounds_done(folder) > seen:
             rows = list(Run(folder).rows("rounds"))
             times = {row["round"]: row["seconds"] for row in Run(folder).rows("timing")}
@@ -306,6 +342,14 @@ def _follow(work: Path, folder: Path, recipe: Recipe, listen: Callable[[Progress
         if pid is None and time.monotonic() > end:
             raise FleetError(f"the server did not start the run within {_STARTS_WITHIN:g} seconds; see superlink.log")
         time.sleep(0.2)
+
+
+def _events(work: Path) -> list[dict[str, Any]]:
+    """What the server process has told so far, whole lines alone."""
+    file = work / "events.jsonl"
+    return (
+        [json.loads(line) for line in file.read_text().splitlines(True) if line[-1] == "\n"] if file.is_file() else []
+    )
 
 
 def _end_process(work: Path) -> None:
