@@ -45,6 +45,9 @@ def test_digits_are_scikit_learns_own(monkeypatch: pytest.MonkeyPatch) -> None:
     read = load("digits")
     assert read.x.flatten(1).tolist() == np.rint(data * 255 / 16).astype(int).tolist()
     assert read.y.tolist() == target.tolist()
+    with monkeypatch.context() as without:
+        without.delattr(sklearn.datasets, "load_digits")  # the function is not asked
+        load("digits")
     monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: None)
     called = load("digits")
     assert torch.equal(called.x, read.x)

@@ -323,12 +323,24 @@ def test_what_a_killed_node_left_is_ended_when_it_starts_again(tmp_path):
         other.kill()
 
 
+def test_a_run_that_is_over_is_marked_and_no_other(tmp_path):
+    home = Home(tmp_path)
+    server._mark(home, tmp_path / "a", "stopped")  # nothing was told yet
+    home.status.write_text(json.dumps({"folder": str(tmp_path / "a"), "state": "at work"}))
+    server._mark(home, tmp_path / "b", "finished")
+    assert json.loads(home.status.read_text())["state"] == "at work"
+    server._mark(home, tmp_path / "a", "finished")
+    assert json.loads(home.status.read_text())["state"] == "finished"
+    assert [p.name for p in tmp_path.iterdir()] == ["status.json"]
+
+
 @pytest.mark.parametrize(
     ("event", "line"),
     [
         ({"event": "all clients are there", "time": 1.0}, "all clients are there"),
         ({"event": "not there at the start", "clients": [1, 2]}, "not there at the start: clients 1 (south), 2"),
         ({"event": "left out", "client": 1, "round": 2, "why": "NaN"}, "left out: client 1 (south), round 2: NaN"),
+        ({"event": "left out", "client": 0, "why": "a\x1b[2J\nresults: b"}, "left out: client 0: a [2J results: b"),
     ],
 )
 def test_what_happens_is_told_in_words(event, line):

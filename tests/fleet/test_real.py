@@ -189,7 +189,8 @@ def test_the_commands_and_a_superlink_that_is_killed(tmp_path):
         assert (told["run"]["round"], told["run"]["rounds"]) == (4, 4)
         assert "the SuperLink ended" in (tmp_path / "server.log").read_text()
         assert "its key is not registered here" in " ".join((tmp_path / "server.log").read_text().split())
-        assert 1 <= (tmp_path / "node-2.log").read_text().count("the server refuses this node") <= 2  # by either SuperLink
+        refusals = (tmp_path / "node-2.log").read_text().count("the server refuses this node")
+        assert 1 <= refusals <= 2  # by the SuperLink that was killed, and by the next
         assert "client 0 is connected to 127.0.0.1" in (tmp_path / "node-0.log").read_text()
         assert told["run"]["state"] == "finished"
         assert "is the run of a fleet" in refused("export", str(tmp_path / "run"), "--client", "0", "--to", "x.onnx")

@@ -142,3 +142,8 @@ def _bytes(message: Raw) -> bytes | memoryview:
     if isinstance(message, Message):
         return encode(message)
     return message.read_bytes() if isinstance(message, Path) else message
+
+
+def one_line(text: object) -> str:
+    """What the other end says, fit for a log or a terminal: one line, nothing that a terminal would obey."""
+    return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())[:500]

@@ -15,7 +15,7 @@ from sparsona.engines.device import Device, Job, Raw, Result
 from sparsona.engines.files import write
 from sparsona.engines.frames import result_parts
 from sparsona.engines.keep import DEEPEST, Keep, Lost
-from sparsona.engines.parcels import MOST, ParcelError, bound, pack, read_job, unpack
+from sparsona.engines.parcels import MOST, ParcelError, bound, one_line, pack, read_job, unpack
 
 Build = Callable[[dict[str, Any], int], tuple[Device, dict[str, Any]]]  # recipe and client to device and facts
 
@@ -44,7 +44,7 @@ class Station:
             head, blobs = unpack(data, self.most)
             echo |= {key: head.get(key) for key in ("run", "ask", "t", "kind", "k")}
             if "refused" in head:
-                self._say(f"the server refuses this node: {_line(head['refused'])}")
+                self._say(f"the server refuses this node: {one_line(head['refused'])}")
                 return pack(echo)
             device, facts = self._device(head)
             if head.get("hello"):
@@ -53,9 +53,9 @@ class Station:
         except Lost as error:
             return pack(echo | {"lost": self._say(str(error))})
         except (ParcelError, Refused, ValueError, OSError) as error:
-            return pack(echo | {"error": self._say(_line(error))})
+            return pack(echo | {"error": self._say(one_line(error))})
         except Exception as error:  # whatever a method or a model raises: the server names it and goes on
-            return pack(echo | {"error": self._say(f"{type(error).__name__}: {_line(error)}")})
+            return pack(echo | {"error": self._say(f"{type(error).__name__}: {one_line(error)}")})
 
     def _say(self, why: str) -> str:
         """Tell whoever looks after this device, unless it was just said, and give it back for the answer."""
@@ -110,7 +110,7 @@ def _handled(job: Job, device: Device) -> tuple[Result, dict[str, str]]:
         alone: dict[str | int, Raw] = {j: m for j, m in job.inbox.items() if not isinstance(j, int)}
         if len(alone) == len(job.inbox):
             raise
-        why = f"suspected: {type(error).__name__}: {_line(error)}"
+        why = f"suspected: {type(error).__name__}: {one_line(error)}"
         return device.handle(replace(job, inbox=alone)), {str(j): why for j in job.inbox if j not in alone}
 
 
@@ -166,7 +166,3 @@ def _form(message: Message, dim: int) -> dict[str, str]:
 def _packed(head: dict[str, Any], result: Result) -> bytes:
     rest, blobs = result_parts(replace(result, client=None))
     return pack(rest | head, blobs)
-
-
-def _line(error: object) -> str:
-    return " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())[:500]

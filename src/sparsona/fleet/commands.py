@@ -95,7 +95,7 @@ def keys(
         taken = roster(folder) if folder.is_dir() else {}
         for k in range(first, first + len(names)):
             if k in taken:
-                lost = "choose another --first, or delete that file if the key is lost"
+                lost = "choose another --first; for a key that is lost see docs/deploy.md"
                 raise RecipeError(f"client {k} has a key already, {taken[k][1]}; {lost}")
         if hosts is not None:
             local = [h.strip() for h in hosts.split(",")]
@@ -215,7 +215,8 @@ def run_(
                 listened = say if not as_json else _quiet
                 done = run_on_fleet(Home(home), chosen, target, listen, listened, wait, _megabytes(max_mb))
             except KeyboardInterrupt:
-                raise FleetError(f"stopped; go on with: {again}") from None
+                begun = (target / "recipe.toml").is_file()
+                raise FleetError(f"stopped{f'; go on with: {again}' if begun else ''}") from None
         show_runs([done], target, as_json)
 
 

@@ -21,7 +21,7 @@ import torch
 import sparsona
 from sparsona.config import Recipe, check, tables
 from sparsona.engines.keep import DEEPEST
-from sparsona.engines.parcels import ParcelError, pack, unpack
+from sparsona.engines.parcels import ParcelError, one_line, pack, unpack
 from sparsona.engines.remote import Post, Remote
 from sparsona.engines.rounds import TooFew
 from sparsona.engines.store import StoreError
@@ -45,8 +45,8 @@ def main(post: Post, config: dict[str, Any]) -> None:
         if type(error).__module__.partition(".")[0] in _THE_WAY or isinstance(error, ConnectionError):
             raise  # the server is gone and nothing is wrong with the run: as if killed, so that it is started again
         known = isinstance(error, (ValueError, StoreError, TooFew))
-        told = str(error) if known else f"{type(error).__name__}: {error}"
-        write(order / "error", " ".join(told.split()) + ("" if known else f"\n{traceback.format_exc()}"))
+        told = one_line(error if known else f"{type(error).__name__}: {error}")
+        write(order / "error", told + ("" if known else f"\n{traceback.format_exc()}"))
         raise
 
 
@@ -65,6 +65,7 @@ def serve(post: Post, order: dict[str, Any], work: Path) -> Run:
             "devices keep no more rounds for a server that goes back to its checkpoint"
         )
     log = _Log(folder, work / "events.jsonl")
+    log.open()  # there is a folder if the run goes on
     head = {
         "run": run,
         "recipe": tables(recipe),
@@ -321,7 +322,15 @@ class _Status:
         clients = {str(k): seen for k, seen in sorted(self.traffic.items())}
         if self._path is not None:
             told = self._about | {"round": done, "state": "at work", "time": time.time(), "clients": clients}
-            write(self._path, json.dumps(told) + "\n")
+            tell_status(self._path, told)
+
+
+def tell_status(path: Path, told: dict[str, Any]) -> None:
+    """Replace what ``fleet status`` reads; runs of one server share it, and none may fail for it."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with suppress(OSError):
+        part.write_text(json.dumps(told) + "\n")
+        part.replace(path)
 
 
 class _Log:

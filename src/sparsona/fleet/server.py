@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsona.config import Recipe, tables
-from sparsona.engines.parcels import MOST
+from sparsona.engines.parcels import MOST, one_line
 from sparsona.fleet import FleetError, needs_flower
 from sparsona.fleet.keys import check_certificate, roster
 from sparsona.fleet.processes import (
@@ -28,6 +28,7 @@ from sparsona.fleet.processes import (
     stop_all,
     wait_until_reachable,
 )
+from sparsona.fleet.serve import tell_status
 from sparsona.results import Run, write
 from sparsona.runner import Progress
 
@@ -212,26 +213,26 @@ def run_on_fleet(
     stuck, rounds = 0, -1
     names = {client: name for client, (name, _) in roster(home.keys).items()} if home.secure else {}
     with _order(home, recipe, folder, wait, most) as work:
-        while True:
-            (work / "pid").unlink(missing_ok=True)  # before: the next process may be quick to write its own
-            _submit(home, work, 1 if rounds < 0 else 10)
-            try:
+        try:
+            while True:
+                (work / "pid").unlink(missing_ok=True)  # before: the next process may be quick to write its own
+                _submit(home, work, 1 if rounds < 0 else 10)
                 if _follow(work, folder, recipe, listen, lambda event: say(in_words(event, names))):
-                    _mark(home, "finished")
+                    _mark(home, folder, "finished")
                     return Run.open(folder)
-            except BaseException:
-                _end_process(work)  # Flower notices by itself that it is gone
-                _mark(home, "stopped")
-                raise
-            now = _rounds_done(folder)
-            stuck, rounds = (stuck + 1 if now == rounds else 0), now
-            if stuck >= 3:
-                log = home.path / "superlink.log"
-                raise FleetError(f"the server process died {stuck} times in round {now + 1}; see {log}")
-            say(f"the server process died after round {now}; going on from its checkpoint")
-            end = time.monotonic() + 300
-            while not reachable(host, port) and time.monotonic() < end:
-                time.sleep(0.5)
+                now = _rounds_done(folder)
+                stuck, rounds = (stuck + 1 if now == rounds else 1), now
+                if stuck > 3:
+                    log = home.path / "superlink.log"
+                    raise FleetError(f"the server process died {stuck} times in round {now + 1}; see {log}")
+                say(f"the server process died after round {now}; going on from its checkpoint")
+                end = time.monotonic() + 300
+                while not reachable(host, port) and time.monotonic() < end:
+                    time.sleep(0.5)
+        except BaseException:
+            _end_process(work)  # Flower notices by itself that it is gone
+            _mark(home, folder, "stopped")
+            raise
 
 
 def _submit(home: Home, work: Path, attempts: int) -> None:
@@ -295,13 +296,15 @@ def in_words(event: dict[str, Any], names: Mapping[int, str]) -> str:
         told["client"] = who(told["client"])
     why = told.pop("why", None)
     what = ", ".join(f"{key} {value}" for key, value in told.items())
-    return str(event["event"]) + (f": {what}" if what else "") + (f": {why}" if why else "")
+    return one_line(str(event["event"]) + (f": {what}" if what else "") + (f": {why}" if why else ""))
 
 
-def _mark(home: Home, state: str) -> None:
-    """Note in the server's folder that a run is over."""
+def _mark(home: Home, folder: Path, state: str) -> None:
+    """Note in the server's folder that a run is over, if it is the one that told last."""
     with suppress(OSError, ValueError):
-        write(home.status, json.dumps(json.loads(home.status.read_text()) | {"state": state}) + "\n")
+        told = json.loads(home.status.read_text())
+        if told["folder"] == str(folder.resolve()):
+            tell_status(home.status, told | {"state": state})
 
 
 def _follow(
@@ -320,15 +323,16 @@ def _follow(
         alive = pid is None or _alive(pid)  # before the files, or a process that ends well might seem to have died
         if pid is None and (work / "pid").is_file():
             pid = int((work / "pid").read_text())
-        if (work / "error").is_file():
+        failed = (work / "error").is_file()
+        for event in (news := _events(work))[heard:]:
+            hear(event)
+        heard = len(news)
+        if failed:
             told, _, trace = (work / "error").read_text().partition("\n")
             if trace and os.environ.get("SPARSONA_DEBUG"):
                 print(trace, file=sys.stderr)
             raise FleetError(told)
         done = (work / "done").is_file()
-        for event in (news := _events(work))[heard:]:
-            hear(event)
-        heard = len(news)
         if _rounds_done(folder) > seen:
             rows = list(Run(folder).rows("rounds"))
             times = {row["round"]: row["seconds"] for row in Run(folder).rows("timing")}

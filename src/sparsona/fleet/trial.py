@@ -23,7 +23,7 @@ from sparsona.runner import Progress, newcomers
 def suited(recipe: Recipe, nodes: int) -> Recipe:
     """The recipe for as many clients as there are nodes."""
     if nodes < 1 or nodes > 64:
-        raise FleetError(f"nodes = {nodes}: must be from 1 to 64, each takes some 400 MB, and 130 more while it is asked")
+        raise FleetError(f"nodes = {nodes}: must be from 1 to 64, each takes some 400 MB, 130 more when it is asked")
     each = recipe.fleet.per_round
     fleet = replace(
         recipe.fleet,
