@@ -20,7 +20,8 @@ demo: .venv/ready ## Run the quickstart: personal against shared models, in unde
 	$(BIN)/sparsona run quickstart
 
 test: .venv/ready ## Run the tests
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+# three at a time on two cores: tests of a fleet mostly wait
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 fleet: .venv/ready ## Run every method on a fleet of processes, and compare with the simulator to the bit
 	$(BIN)/python -m pytest -m fleet tests/fleet
