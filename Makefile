@@ -20,10 +20,9 @@ demo: .venv/ready ## Run the quickstart: personal against shared models, in unde
 	$(BIN)/sparsona run quickstart
 
 test: .venv/ready ## Run the tests
-# three at a time on two cores: tests of a fleet mostly wait
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-fleet: .venv/ready ## Run every method on a fleet of processes, and compare with the simulator to the bit
+fleet: .venv/ready ## Run the tests of a fleet of processes: every method, chaos, commands
 	$(BIN)/python -m pytest -m fleet tests/fleet
 
 lint: .venv/ready ## Check style and types

@@ -16,8 +16,3 @@ def sparsona_data() -> Path:
 
 
 os.environ.pop("COLUMNS", None)  # rich would fix its width by it when it is first imported; tests set their own
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a fleet's processes come first: they mostly wait, and others can be done meanwhile."""
-    items.sort(key=lambda item: item.path.name != "test_processes.py")

@@ -30,7 +30,7 @@ from sparsona.methods import METHODS
 from sparsona.results import Run
 from sparsona.runner import run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.fleet, pytest.mark.timeout(1200)]
 
 
 def quiet(*_):
@@ -91,10 +91,9 @@ def test_a_real_fleet_equals_local_to_the_bit(tmp_path):
     equal_on_a_fleet(["fedspa", "ditto", "dadpfl"], tmp_path, 3)
 
 
-@pytest.mark.fleet
 @pytest.mark.timeout(3600)
 def test_every_method_on_a_real_fleet_equals_local_to_the_bit(tmp_path):
-    """Of `make fleet`; test_fleet.py compares all of them in one process, through the same ClientApp."""
+    """Beside test_fleet.py, which compares all of them in one process, through the same ClientApp."""
     equal_on_a_fleet(sorted(METHODS), tmp_path, 3)
 
 
