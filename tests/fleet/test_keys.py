@@ -317,6 +317,8 @@ def test_what_a_killed_node_left_is_ended_when_it_starts_again(tmp_path):
             assert left.wait(20) == -signal.SIGKILL
             assert not place.exists()
             assert new.is_dir()
+            last = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={"FLWR_HOME": str(new)})
+        assert last.wait(20) == -signal.SIGKILL  # of this node, which ends in good order
         assert other.poll() is None
     finally:
         left.kill()

@@ -135,11 +135,12 @@ def _place(home: Path) -> Iterator[Path]:
         try:
             yield place
         finally:
+            _end_what_is_left(place)
             shutil.rmtree(place, ignore_errors=True)
 
 
 def _end_what_is_left(place: Path) -> None:
-    """End processes that a killed node left: Flower's for a message look for their parent for minutes."""
+    """End processes of a node that is over: Flower's for a message are no children of ours, and stay for minutes."""
     mark = f"FLWR_HOME={place}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
