@@ -11,7 +11,7 @@ help: ## Show what can be done
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt torch
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,flower]'
 	@touch $@
 
 setup: .venv/ready ## Make .venv with everything in it
@@ -22,6 +22,9 @@ demo: .venv/ready ## Run the quickstart: personal against shared models, in unde
 test: .venv/ready ## Run the tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
+fleet: .venv/ready ## Run the tests of a fleet of processes: every method, chaos, commands
+	$(BIN)/python -m pytest -m fleet tests/fleet
+
 lint: .venv/ready ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -29,10 +32,10 @@ lint: .venv/ready ## Check style and types
 	$(BIN)/mypy --strict src/sparsona/core src/sparsona/method.py
 
 bench: .venv/ready ## Measure everything and rewrite docs/benchmarks.md
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,bench]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,flower,bench]'
 	$(BIN)/python benchmarks/all.py
 
 clean: ## Remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test fleet lint bench clean

@@ -31,7 +31,17 @@ NO_DATA = "not measured (needs Fashion-MNIST: set SPARSONA_DATA)"
 NO_FLOWER = "not measured (needs Flower: `make bench` installs it)"
 FAILED = "failed"
 
-SCRIPTS = ("wire.py", "memory.py", "throughput.py", "fedspa.py", "fedpse.py", "gate.py", "masks.py", "freeze.py")
+SCRIPTS = (
+    "wire.py",
+    "memory.py",
+    "throughput.py",
+    "fedspa.py",
+    "fedpse.py",
+    "gate.py",
+    "masks.py",
+    "freeze.py",
+    "fleet.py",
+)
 ON_DATA = {  # what a benchmark leaves out without Fashion-MNIST
     "memory.py": (
         "memory: 2,000 clients with a personal LeNet each, peak of all processes and state on disk",
@@ -88,6 +98,10 @@ HOW = """\
   seconds of the processor. The masks of least bias and slack train the first layer, for it is small, so that gradients
   go all the way down: 0.80 (MobileNet) and 0.84 (PreResNet18) of the operations remain, and no mask can be as good at
   less. With `spare = 0.2` weak devices train higher layers, at the same bias.
+- **fleet** ([fleet.py](../benchmarks/fleet.py)): a server and two nodes on loopback, with TLS and keys. A bare round
+  trip is an app that sends as many bytes to each node and gets as many back, over the same processes; ours are rounds
+  of FedAvg with 64 pictures on each node. Bytes on the socket are those that pass a relay between nodes and server. An
+  idle node's memory is that of all its processes, with shared pages counted once.
 """
 
 

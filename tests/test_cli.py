@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from command import call, enter, ok, refused
-from sparsona import cli
+from sparsona import cli, report, terminal
 from sparsona.config import METHODS, recipe_names, to_toml
 from sparsona.models import MODELS
 from sparsona.results import Run
@@ -161,7 +161,7 @@ def test_a_single_variant_is_named_after_recipe_and_variant() -> None:
 
 def test_a_name_in_brackets_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
-    monkeypatch.setattr(cli, "err", Console(file=screen, force_terminal=True, width=110))
+    monkeypatch.setattr(terminal, "err", Console(file=screen, force_terminal=True, width=110))
     saved("x.toml", description="[red]not red[/red]")
     done = ok("run", "x.toml", "--out", "[bold]a b")
     assert "results: [bold]a b\n" in done.stdout
@@ -174,7 +174,7 @@ def test_a_run_in_which_nobody_can_be_tested_still_ends_well() -> None:
     saved("x.toml", method={"lr": 1e30, "epochs": 3}, evaluate={"points": ["after"]})
     done = ok("run", "x.toml")
     assert "x-1: no client was ever tested" in done.stdout
-    assert "left out 4" in done.stderr
+    assert "4 left out" in done.stderr
     assert json.loads(ok("show", "runs/x-1", "--json").stdout)["runs"][0]["accuracy"] is None
     assert "2 of 2 rounds, finished, no client was ever tested" in ok("show", "runs/x-1").stdout
     assert "there is nothing to compare" in refused("compare", "runs/x-1")
@@ -463,8 +463,10 @@ def test_a_model_from_the_current_folder_is_found_by_workers_too(folder: Path) -
 
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if "/small/" in name])
-def test_every_small_recipe_runs(name, tmp_path):
-    """One round of each: what they come to in full is measured, not tested."""
+def test_every_small_recipe_runs(name, tmp_path, monkeypatch):
+    """One round of each, without pictures, which take as long: what they come to in full is measured, not tested."""
+    beside = report.compare
+    monkeypatch.setattr(report, "compare", lambda runs, folder=None: beside(runs))
     done = call("run", name, "rounds=1", "results.figures=false", "--out", str(tmp_path / "run"), "--json")
     assert done.exit_code == 0, done.output
     assert all(run["accuracy"] is not None for run in json.loads(done.stdout)["runs"])

@@ -46,7 +46,11 @@ def changed(key: str, value: Any) -> dict[str, Any]:
         ("method.lrr", 1, 'method.lrr: no such field; did you mean "lr"?'),
         ("data.alpah", 1, 'data.alpah: no such field; did you mean "alpha"?'),
         ("model.nam", 1, 'model.nam: no such field; did you mean "name"?'),
-        ("fleet.zzz", 1, "fleet.zzz: no such field; allowed: adapt_epochs, hold_out, per_round"),
+        (
+            "fleet.zzz",
+            1,
+            "fleet.zzz: no such field; allowed: adapt_epochs, hold_out, min_answers, per_round, timeout",
+        ),
         ("evaluate.evry", 1, 'evaluate.evry: no such field; did you mean "every"?'),
         ("engine.worker", 1, 'engine.worker: no such field; did you mean "workers"?'),
         ("results.model", 1, 'results.model: no such field; did you mean "models"?'),
@@ -88,7 +92,7 @@ def changed(key: str, value: Any) -> dict[str, Any]:
             'evaluate.points[0] = "befor": must be one of "before", "after", "shared", "finished"; '
             'did you mean "before"?',
         ),
-        ("engine.name", "gpu", 'engine.name = "gpu": must be one of "local", "pool"'),
+        ("engine.name", "gpu", 'engine.name = "gpu": must be one of "local", "pool", "ray"'),
         (
             "method.weighting",
             "sample",

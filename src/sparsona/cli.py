@@ -5,24 +5,20 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-import os
 import re
 import shlex
 import signal
 import sys
-import time
 import typing
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import sparsona
@@ -46,16 +42,13 @@ from sparsona.config import (
 )
 from sparsona.costs import Device
 from sparsona.data import build
-from sparsona.engines.local import ClientFailed
-from sparsona.engines.pool import WorkerDied
-from sparsona.engines.store import StoreError
+from sparsona.fleet.commands import app as fleet_app
 from sparsona.methods import METHODS
 from sparsona.methods.perfedmask import PerFedMask
 from sparsona.models import MODELS
 from sparsona.reproduce import TABLE, Reproduction, load_table, result, table_names
 from sparsona.reproduce import plan as plan_table
 from sparsona.results import Run, RunError, plain, vacant, write
-from sparsona.runner import Progress as Step
 from sparsona.runner import prepare, verify
 from sparsona.runner import resume as resume_run
 from sparsona.runner import run as run_recipe
@@ -64,6 +57,27 @@ from sparsona.simulate import Estimate, Pick, Waiting, at_once, waiting
 from sparsona.sweep import SWEEP, Setting, Sweep, difference, extended
 from sparsona.sweep import plan as plan_sweep
 from sparsona.sweep import table as sweep_table
+from sparsona.terminal import (
+    DataDir,
+    Json,
+    Only,
+    Overrides,
+    at_work,
+    display,
+    err,
+    errors,
+    free_folder,
+    gain_line,
+    listed,
+    numbers,
+    out,
+    print_json,
+    progress_bar,
+    say,
+    show_runs,
+    tell,
+    writing,
+)
 
 app = typer.Typer(
     name="sparsona",
@@ -74,17 +88,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-out = Console()
-err = Console(stderr=True)
-
-DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="Folder with the data sets.", envvar="SPARSONA_DATA", show_envvar=True)
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of tables and progress.")]
-Only = Annotated[
-    str | None, typer.Option("--only", help="Run these variants of the recipe alone: names with commas between.")
-]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Changes: key=value, for example method.lr=0.05 rounds=20")]
+app.add_typer(fleet_app, name="fleet")
 
 
 def _told(device: Device) -> str:
@@ -119,13 +123,13 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run a recipe, with progress, into a folder of its own."""
-    with _errors(as_json):
+    with errors(as_json):
         changes = [*(overrides or ()), *([] if model is None else [f"model.name={json.dumps(model)}"])]
-        plan = load(recipe, changes, _listed(only))
+        plan = load(recipe, changes, listed(only))
         variant, first = next(iter(plan.items()))
         if only is not None and len(plan) == 1:
             first = dataclasses.replace(first, name=f"{first.name}-{variant}"[:100])
-        target = folder or _free(Path("runs"), first.name)
+        target = folder or free_folder(Path("runs"), first.name)
         vacant(target)
         if len(plan) == 1:
             runs = [_run(first, target, data_dir, as_json)]
@@ -157,10 +161,10 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Run all combinations of values listed and tell means and deviations over seeds; again to go on or add more."""
-    with _errors(as_json):
+    with errors(as_json):
         if goal is not None and not 0 < goal <= 1:
             raise RecipeError(f"target = {goal}: must be above 0 and at most 1")
-        plan, made = plan_sweep(recipe, overrides or (), _listed(only))
+        plan, made = plan_sweep(recipe, overrides or (), listed(only))
         target = _sweep_folder(folder, plan, made)
         known = _plan(target)
         try:
@@ -174,7 +178,7 @@ def sweep(
         if known and not as_json:
             done = sum(Run(target / name).finished for name in known)
             more = f", and adding {added}" if added else ""
-            _say(f"{target} holds this sweep, {done} of {len(known)} runs done: going on with it{more}")
+            say(f"{target} holds this sweep, {done} of {len(known)} runs done: going on with it{more}")
         _write_plan(target, plan, SWEEP, made.json())
         _end(_run_plan(target, data_dir, as_json), target, as_json, goal)
 
@@ -205,13 +209,13 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Run a table of a paper from its recipes, and tell what is printed, what came out and the difference."""
-    with _errors(as_json):
+    with errors(as_json):
         if table is None:
             found = {name: load_table(name) for name in table_names()}
             _list(("table", "what it shows"), [(n, f"{t.source}: {t.title}") for n, t in found.items()], as_json)
             return
-        chosen = None if seeds is None else _numbers("seeds", seeds)
-        plan, made = plan_table(table, _listed(only), chosen or (), rounds)
+        chosen = None if seeds is None else numbers("seeds", seeds)
+        plan, made = plan_table(table, listed(only), chosen or (), rounds)
         short = table.replace("/", "-") if table in table_names() else Path(table).stem
         target = folder or Path("runs") / (short if rounds is None else f"{short}-{rounds}-rounds")
         known = _plan(target)
@@ -231,7 +235,7 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Go on with an interrupted run from its last checkpoint; the result is the same to the bit."""
-    with _errors(as_json):
+    with errors(as_json):
         if (folder / "plan.json").is_file():
             runs = _run_plan(folder, data_dir, as_json)
         else:
@@ -256,7 +260,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare finished runs, and sweeps by means over seeds: one table, and CSV, Markdown and pictures in a folder."""
-    with _errors(as_json):
+    with errors(as_json):
         chosen = Device() if device is None else Device.parse(device)
         if folder is None:
             whole = len(folders) == 1 and (folders[0] / "plan.json").is_file()
@@ -285,12 +289,12 @@ def compare(
             raise RunError("no client was ever tested in any of these runs, so there is nothing to compare")
         if as_json:
             told = {"rows" if swept else "runs": table.json(), "notes": table.notes, "folder": str(folder)}
-            _print(told | ({} if swept else {"gains": gains}) | {"device": dataclasses.asdict(chosen)})
+            print_json(told | ({} if swept else {"gains": gains}) | {"device": dataclasses.asdict(chosen)})
             return
         out.print(table.rich())
         for gain in gains:
-            _tell(_gain(gain))
-        _tell(f"tables and pictures: {folder}")
+            tell(gain_line(gain))
+        tell(f"tables and pictures: {folder}")
 
 
 @app.command("export", epilog="Example: sparsona export runs/a --client 7 --to seven.onnx")
@@ -304,7 +308,7 @@ def export_model(
     """Write a client's personal model into a file, as small as it is, to be used elsewhere."""
     from sparsona.export import export
 
-    with _errors(as_json), _writing(to):
+    with errors(as_json), writing(to):
         _written(export(Run.open(folder), client, to, data_dir), as_json)
 
 
@@ -325,18 +329,18 @@ def adapt(
     """Personalise for a client that was never part of a run, test its model and write it."""
     from sparsona.export import adapt as welcome
 
-    with _errors(as_json):
+    with errors(as_json):
         _written(welcome(Run.open(folder), samples, to, overrides or (), data_dir), as_json)
 
 
 def _written(told: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        _print(told)
+        print_json(told)
         return
     if "accuracy" in told:
-        _tell(f"accuracy {told['accuracy']:.1%} on its test samples; {told['train_samples']} to adapt with")
+        tell(f"accuracy {told['accuracy']:.1%} on its test samples; {told['train_samples']} to adapt with")
     if "file" in told:
-        _tell(f"{told['parameters']:,} parameters, {told['nbytes']:,} bytes, {told['which']}: {told['file']}")
+        tell(f"{told['parameters']:,} parameters, {told['nbytes']:,} bytes, {told['which']}: {told['file']}")
 
 
 @app.command(epilog="Example: sparsona methods")
@@ -356,7 +360,7 @@ def models(as_json: Json = False) -> None:
 @app.command(epilog="Example: sparsona recipes")
 def recipes(as_json: Json = False) -> None:
     """List the recipes that come with Sparsona."""
-    with _errors(as_json):
+    with errors(as_json):
         rows = [(name, str(read(name).get("description", ""))) for name in recipe_names()]
         _list(("recipe", "what it shows"), rows, as_json)
 
@@ -368,7 +372,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show what can be set of a method or in a section, a recipe with all of its defaults, or how a run ended."""
-    with _errors(as_json):
+    with errors(as_json):
         path = Path(name)
         if name in METHODS and not path.exists():
             _show_fields(name, METHODS[name], "method", as_json)
@@ -382,7 +386,7 @@ def show(
         else:
             plan = {variant: tables(r) for variant, r in load(name, overrides or ()).items()}
             if as_json:
-                _print(plan)
+                print_json(plan)
                 return
             for variant, raw in plan.items():
                 print(f"# {variant}\n{to_toml(raw)}")
@@ -399,16 +403,16 @@ def data(
     """Show who holds what: a table and a picture of the labels of each client."""
     from sparsona.data.picture import label_picture, label_table  # drawing is slow to import
 
-    with _errors(as_json):
+    with errors(as_json):
         plan = load(recipe, overrides or ())
         name, chosen = next(iter(plan.items()))
         fleet = build(chosen.data, chosen.seed, data_dir)
-        with _writing(picture):
+        with writing(picture):
             picture.parent.mkdir(parents=True, exist_ok=True)
             label_picture(fleet, picture)
         rows = [row._asdict() for row in label_table(fleet)]
         if as_json:
-            _print({"clients": rows, "picture": str(picture)})
+            print_json({"clients": rows, "picture": str(picture)})
             return
         table = Table(title=f"{chosen.data.source}, {fleet.clients} clients, {chosen.data.partition}")
         for column in rows[0]:
@@ -417,8 +421,8 @@ def data(
             table.add_row(*(escape(str(v)) for v in row.values()))
         out.print(table)
         if any((r.data, r.seed) != (chosen.data, chosen.seed) for r in plan.values()):
-            _tell(f"note: this is variant {name}; other variants have other data")
-        _tell(f"picture: {picture}")
+            tell(f"note: this is variant {name}; other variants have other data")
+        tell(f"picture: {picture}")
 
 
 @app.command(
@@ -445,26 +449,26 @@ def masks(
     """Show who trains which layers, as a table and a picture; or find the budget that suits this device."""
     from sparsona.layers import kinds, layer_names, mask_picture, proposed, spans, timed  # drawing is slow to import
 
-    with _errors(as_json):
+    with errors(as_json):
         if step is not None and not (measure and step > 0):
             raise RecipeError(f"step = {step:g}: must be above 0, and is for --measure")
-        raw = variants(recipe, _listed(only))
+        raw = variants(recipe, listed(only))
         kinds_of = {n: METHODS.get(table.get("method", {}).get("name", ""), object) for n, table in raw.items() if n}
         masked = [n for n, kind in kinds_of.items() if issubclass(kind, PerFedMask)]
-        plan = load(recipe, overrides or (), masked[:1] or _listed(only))  # changes need not suit the other variants
+        plan = load(recipe, overrides or (), masked[:1] or listed(only))  # changes need not suit the other variants
         name, chosen = next(((n, r) for n, r in plan.items() if isinstance(r.method, PerFedMask)), (None, None))
         if chosen is None or name is None or not isinstance(chosen.method, PerFedMask):
             what = f"variant {only}" if only else json.dumps(recipe)
             raise RecipeError(f"{what}: no layer masks are designed there; the method perfedmask is needed")
         device, fleet = prepare(chosen, data_dir)
         layout = device.task.layout
-        verify(chosen, device, fleet)
+        verify(chosen, device, fleet.clients)
         if measure:
             steps = timed(chosen.method, device.task, device.theta0, fleet.local(0).train)
             best = None if step is None else proposed(steps, step)
             if as_json:
                 rows = [dataclasses.asdict(each) for each in steps]
-                _print({"steps": rows, "step": step, "budget": None if best is None else best.budget})
+                print_json({"steps": rows, "step": step, "budget": None if best is None else best.budget})
                 return
             table = Table(title=f"a step of {chosen.model.name} on this device, batches of {chosen.method.batch}")
             for column in ("budget", "parameters", "milliseconds", "of the first"):
@@ -474,15 +478,15 @@ def masks(
                 table.add_row(f"{each.budget:g}", f"{each.trained:,}", f"{each.milliseconds:.2f}", share)
             out.print(table)
             if step is None:
-                _tell(f"for other devices that are to keep up with this one: --step {steps[0].milliseconds:.2f}")
+                tell(f"for other devices that are to keep up with this one: --step {steps[0].milliseconds:.2f}")
             elif best is None:
-                _tell(f"no budget keeps a step within {step:g} ms here; let this device make fewer passes")
+                tell(f"no budget keeps a step within {step:g} ms here; let this device make fewer passes")
             else:
-                _tell(f"proposed: method.budget = {best.budget:g} for this device")
+                tell(f"proposed: method.budget = {best.budget:g} for this device")
             return
         found = chosen.method.design(fleet.clients, layout, device.ctx(0, "start").common)
         names = layer_names(layout, len(found.problem.sizes))
-        with _writing(picture):
+        with writing(picture):
             picture.parent.mkdir(parents=True, exist_ok=True)
             mask_picture(found, names, picture)
         alike = kinds(found)
@@ -490,7 +494,7 @@ def masks(
             told = {"bias": found.bias, "slack": sum(found.slack), "bound": found.bound, "gap": found.gap}
             layers = [{"name": n, "parameters": size} for n, size in zip(names, found.problem.sizes, strict=True)]
             devices = [kind.json() for kind in alike]
-            _print({"variant": name, "layers": layers, "devices": devices, **told, "picture": str(picture)})
+            print_json({"variant": name, "layers": layers, "devices": devices, **told, "picture": str(picture)})
             return
         table = Table(
             title=f"{name}: {fleet.clients} devices, {len(names)} layers of {found.problem.body:,} parameters"
@@ -505,10 +509,10 @@ def masks(
             gap = "not comparable, for some device trains nothing that could"
         else:
             gap = "proven to be least" if found.proven else f"at most {100 * found.gap:.1f} % less would be possible"
-        _tell(f"bias {found.bias:,.0f}, slack {sum(found.slack):,}, together {found.objective:,.0f}: {gap}")
+        tell(f"bias {found.bias:,.0f}, slack {sum(found.slack):,}, together {found.objective:,.0f}: {gap}")
         if len(masked) > 1:
-            _tell(f"note: this is variant {name}; others by --only: {', '.join(masked[1:])}")
-        _tell(f"picture: {picture}")
+            tell(f"note: this is variant {name}; others by --only: {', '.join(masked[1:])}")
+        tell(f"picture: {picture}")
 
 
 @app.command(epilog="Examples: sparsona topology | sparsona topology --neighbours 5,10 --waits 0,1,5 --draws 10000")
@@ -525,18 +529,18 @@ def topology(
     as_json: Json = False,
 ) -> None:
     """Simulate rounds without a server: how many clients start at once, and how long waiting makes a round."""
-    with _errors(as_json):
-        sizes, most = _numbers("neighbours", neighbours), _numbers("waits", waits)
-        with _bar("topology", draws, quiet=as_json) as listen:
+    with errors(as_json):
+        sizes, most = numbers("neighbours", neighbours), numbers("waits", waits)
+        with progress_bar("topology", draws, quiet=as_json) as listen:
             found = waiting(clients, sizes, most, draws, pick=typing.cast(Pick, pick), seed=seed, listen=listen)
-        with _writing(picture):
+        with writing(picture):
             picture.parent.mkdir(parents=True, exist_ok=True)
             report.waiting_figure(found, picture)
         if as_json:
-            _print(_waiting_rows(found) | {"picture": str(picture)})
+            print_json(_waiting_rows(found) | {"picture": str(picture)})
             return
         out.print(_waiting_table(found, most))
-        _tell(f"picture: {picture}")
+        tell(f"picture: {picture}")
 
 
 @app.command("check", epilog="Examples: sparsona check | sparsona check fedspa --json")
@@ -545,12 +549,12 @@ def check_papers(
     as_json: Json = False,
 ) -> None:
     """Recompute the figures of papers that need no training; exit code 1 if one differs that should not."""
-    with _errors(as_json):
+    with errors(as_json):
         if name is not None and name not in CHECKS:
             raise RecipeError(f"{json.dumps(name)}: no such check{nearest(name, CHECKS)}")
         found = {paper: list(CHECKS[paper]()) for paper in (CHECKS if name is None else [name])}
         if as_json:
-            _print([{"check": paper, **line.json()} for paper, lines in found.items() for line in lines])
+            print_json([{"check": paper, **line.json()} for paper, lines in found.items() for line in lines])
         else:
             for paper, lines in found.items():
                 _show_lines((CHECKS[paper].__doc__ or paper).rstrip("."), lines)
@@ -571,84 +575,6 @@ def main() -> None:
 
 def _stop(*_: object) -> NoReturn:
     raise KeyboardInterrupt
-
-
-_current: list[Path] = []  # the folder at work, for the last line of a run that was stopped
-_began: list[bool] = []  # whether a round was done: what fails from there on is not for bad input
-
-
-@contextmanager
-def _errors(as_json: bool) -> Iterator[None]:
-    """Tell errors in one clear line, and leave with the right exit code."""
-    _current.clear()
-    _began.clear()
-    try:
-        yield
-    except ValueError as error:  # RecipeError, RunError, DataError and what the parts say of their arguments
-        _fail(f"{error}{_hint() if _began else ''}", 1 if _began else 2, as_json)
-    except (ClientFailed, WorkerDied, StoreError) as error:
-        if isinstance(error, ClientFailed) and os.environ.get("SPARSONA_DEBUG"):
-            err.print(error.trace, markup=False, highlight=False)
-        lonely = "Expected more than 1 value per channel" in str(error)  # batch norm on a last batch of one sample
-        tip = "; method.drop_last=true or another method.batch avoids batches of one sample" if lonely else ""
-        _fail(f"{error}{tip}{_hint()}", 1, as_json)
-    except OSError as error:
-        where = f": {error.filename}" if error.filename else ""
-        _fail(f"{error.strerror or error}{where}{_hint()}", 1, as_json)
-    except KeyboardInterrupt:
-        _fail(f"stopped{_hint()}", 1, as_json)
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """A place that cannot be written to is bad input, not a failed run."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _hint() -> str:
-    """How to go on, if there is something to go on with."""
-    if not _current or not any((_current[0] / name).is_file() for name in ("plan.json", "recipe.toml")):
-        return ""
-    return f"; what was done is saved, go on with: sparsona resume {shlex.quote(str(_current[0]))}"
-
-
-def _fail(text: str, code: int, as_json: bool) -> NoReturn:
-    if as_json:
-        _print({"error": text})
-    err.print(f"error: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
-    raise typer.Exit(code)
-
-
-def _print(value: Any) -> None:
-    print(json.dumps(plain(value), allow_nan=False))
-
-
-def _tell(text: str) -> None:
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _say(text: str) -> None:
-    """Tell what goes on, beside the results."""
-    err.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _listed(names: str | None) -> list[str]:
-    """Names with commas between them, as a list."""
-    return [] if names is None else [name.strip() for name in names.split(",")]
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    """Whole numbers with commas between them, as an ascending list."""
-    try:
-        found = [int(piece) for piece in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or len(set(found)) < len(found):
-        raise RecipeError(f"{option} = {json.dumps(text)}: must be different whole numbers with commas between")
-    return sorted(found)
 
 
 def _waiting_rows(found: Waiting) -> dict[str, Any]:
@@ -685,32 +611,6 @@ def _waiting_table(found: Waiting, waits: list[int]) -> Table:
     return table
 
 
-@contextmanager
-def _bar(name: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Show how far a computation is, on a terminal only."""
-    if quiet or not err.is_terminal:
-        yield lambda done: None
-        return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", style="bold"),
-        BarColumn(bar_width=16),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=err, transient=True) as bar:
-        task = bar.add_task(name, total=total)
-        yield lambda done: bar.update(task, completed=done)
-
-
-def _free(base: Path, name: str) -> Path:
-    """The first folder base/name-1, -2, ... that is not taken."""
-    n = 1
-    while (base / f"{name}-{n}").exists():
-        n += 1
-    return base / f"{name}-{n}"
-
-
 def _sweep_folder(folder: Path | None, plan: dict[str, Recipe], made: Sweep) -> Path:
     """Where a sweep is to go: the folder given, where just these runs are already, or a new one."""
     if folder is None:
@@ -720,7 +620,7 @@ def _sweep_folder(folder: Path | None, plan: dict[str, Recipe], made: Sweep) -> 
                 with suppress(RunError):
                     if len(known := _plan(path)) == len(plan) and extended(plan, made, known):
                         return path
-        return _free(base, f"{name}-sweep")
+        return free_folder(base, f"{name}-sweep")
     if not (folder / "plan.json").is_file():
         vacant(folder)
     return folder
@@ -753,7 +653,7 @@ def _write_plan(folder: Path, plan: dict[str, Recipe], name: str = "", text: str
     """Write which runs a folder is for and, of a sweep or a table, what each of them is there."""
     raw = {run: tables(recipe) for run, recipe in plan.items()}
     files = {"plan.json": json.dumps(raw, indent=1) + "\n"} | ({name: text} if name else {})
-    with _writing(folder):
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # killed between the two, a new folder is known by its plan, and in an old one each run planned is described
         for file in reversed(files) if (folder / "plan.json").is_file() else files:
@@ -812,7 +712,7 @@ def _try(plan: Mapping[str, Recipe], data_dir: Path | None) -> None:
             try:
                 device, fleet = prepare(plan[name], data_dir)
                 for name in names:
-                    verify(plan[name], device, fleet)
+                    verify(plan[name], device, fleet.clients)
             except ValueError as error:
                 raise RecipeError(f"{name}: {error}") from error
 
@@ -829,7 +729,7 @@ def _run_plan(folder: Path, data_dir: Path | None, as_json: bool, only: Collecti
     for number, (name, recipe) in enumerate(plan.items(), start=1):
         path = folder / name
         if numbered and not as_json and not Run(path).finished:
-            _say(f"run {number} of {len(plan)}: {name}")
+            say(f"run {number} of {len(plan)}: {name}")
         if (path / "recipe.toml").is_file():
             runs.append(_resume(path, data_dir, as_json, top=folder))
         else:
@@ -838,8 +738,8 @@ def _run_plan(folder: Path, data_dir: Path | None, as_json: bool, only: Collecti
 
 
 def _run(recipe: Recipe, path: Path, data_dir: Path | None, as_json: bool, top: Path | None = None) -> Run:
-    _current[:] = [top or path]
-    with _display(recipe, path, as_json) as listen:
+    at_work(top or path)
+    with display(recipe, path, as_json) as listen:
         done = run_recipe(recipe, path, data_dir=data_dir, listen=listen)
         assert isinstance(done, Run)
         return done
@@ -849,61 +749,11 @@ def _resume(path: Path, data_dir: Path | None, as_json: bool, top: Path | None =
     run = Run.open(path)
     if run.finished:
         if not as_json:
-            _say(f"{path}: already done")
+            say(f"{path}: already done")
         return run
-    _current[:] = [top or path]
-    with _display(run.recipe, path, as_json) as listen:
+    at_work(top or path)
+    with display(run.recipe, path, as_json) as listen:
         return resume_run(path, data_dir=data_dir, listen=listen)
-
-
-@contextmanager
-def _display(recipe: Recipe, path: Path, as_json: bool) -> Iterator[Callable[[Step], None]]:
-    """Show progress: a live line on a terminal, plain lines elsewhere, nothing with --json."""
-    spent: list[float] = []  # seconds of each round; starting up and what an earlier process did do not count
-
-    def text(step: Step) -> str:
-        total = step.row["total"]
-        score = step.row.get(recipe.evaluate.points[0])
-        accuracy = f"accuracy {100 * score['accuracy']:.1f} %  " if score else ""
-        lost = f"left out {len(step.row['left_out'])}  " if step.row["left_out"] else ""
-        left = round(sum(spent) / len(spent) * (step.rounds - step.round))
-        clock = (
-            f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02}" if left >= 3600 else f"{left // 60}:{left % 60:02}"
-        )
-        return f"{accuracy}sent {(total['down'] + total['up']) / 1e6:.1f} MB  {lost}ETA {clock}"
-
-    def heard(show: Callable[[Step], None]) -> Callable[[Step], None]:
-        def listen(step: Step) -> None:
-            _began[:] = [True]
-            spent.append(step.seconds)
-            show(step)
-
-        return listen
-
-    if as_json:
-        yield heard(lambda step: None)
-    elif err.is_terminal:
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}", style="bold", markup=False),
-            BarColumn(bar_width=16),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[info]}", markup=False),
-        )
-        with Progress(*columns, console=err) as bar:
-            task: TaskID = bar.add_task(path.name, total=recipe.rounds, info="starting")
-            yield heard(lambda step: bar.update(task, completed=step.round, info=text(step)))
-    else:
-        last = [0.0]
-
-        def line(step: Step) -> None:
-            now = time.monotonic()
-            if now - last[0] >= 1 or step.round == step.rounds:
-                last[0] = now
-                print(f"{path.name}: round {step.round}/{step.rounds}  {text(step)}", file=sys.stderr, flush=True)
-
-        yield heard(line)
 
 
 def _end(runs: list[Run], folder: Path, as_json: bool, goal: float | None = None) -> None:
@@ -914,27 +764,7 @@ def _end(runs: list[Run], folder: Path, as_json: bool, goal: float | None = None
     if (folder / TABLE).is_file():
         _end_table(runs, folder, as_json)
         return
-    tested = [r for r in runs if r.summary["accuracy"] is not None]
-    where = folder / COMPARISON
-    several = len(runs) > 1 and bool(tested)
-    table = report.compare(tested, where if several else None) if tested else None
-    gains = report.gains(tested) if several else []
-    if as_json:
-        told: dict[str, Any] = {"folder": str(folder), "runs": [{"run": str(r.path), **r.summary} for r in runs]}
-        _print(told | ({"comparison": str(where), "gains": gains} if several else {}))
-        return
-    if table is not None:
-        out.print(table.rich())
-    for r in runs:
-        if r not in tested:
-            _tell(f"{r.path.name}: no client was ever tested")
-    for gain in gains:
-        _tell(_gain(gain))
-    _tell(f"results: {folder}")
-    if several:
-        _tell(f"tables and pictures: {where}")
-    if gains:
-        _tell(f"who gained: {where / 'gain.png'}")
+    show_runs(runs, folder, as_json)
 
 
 def _end_sweep(runs: list[Run], folder: Path, as_json: bool, goal: float | None) -> None:
@@ -956,18 +786,18 @@ def _end_sheet(sheet: Sheet, folder: Path, about: dict[str, str], as_json: bool)
     where = folder / COMPARISON
     if as_json:
         told = {"folder": str(folder), **about, "rows": sheet.json(), "notes": sheet.notes}
-        _print(told | ({"comparison": str(where)} if sheet.files else {}))
+        print_json(told | ({"comparison": str(where)} if sheet.files else {}))
         return
     if about:
-        _tell(": ".join(about.values()))
+        tell(": ".join(about.values()))
     if sheet.rows:
         out.print(sheet.rich())
     else:
-        _tell("no client was ever tested in any of the runs")
-    _tell(f"results: {folder}")
+        tell("no client was ever tested in any of the runs")
+    tell(f"results: {folder}")
     if sheet.files:
         pictures = any(file.suffix == ".png" for file in sheet.files)
-        _tell(f"{'tables and pictures' if pictures else 'tables'}: {where}")
+        tell(f"{'tables and pictures' if pictures else 'tables'}: {where}")
 
 
 @contextmanager
@@ -985,24 +815,12 @@ def _dry_run(folder: Path, plan: dict[str, Recipe], as_json: bool) -> None:
     done = sum(run.finished for run, _, _ in runs)
     if as_json:
         told = [{"run": name, "done": run.finished, "rounds": rounds} for run, name, rounds in runs]
-        _print({"folder": str(folder), "runs": told, "done": done})
+        print_json({"folder": str(folder), "runs": told, "done": done})
         return
     for run, name, rounds in runs:
         if not run.finished:
-            _tell(f"{name}: {len(run.rounds)} of {rounds} rounds done")
-    _tell(f"{done} of {len(runs)} runs are done, {len(runs) - done} would be run into {folder}")
-
-
-def _gain(gain: dict[str, Any]) -> str:
-    n = gain["gained"] + gain["lost"] + gain["equal"]
-    if not n:
-        return f"{gain['name']} against {gain['baseline']}: no client was tested in both"
-    extra = gain["extra_mb"]
-    price = f"{abs(extra):.1f} MB {'more' if extra > 0 else 'less'}" if abs(extra) >= 0.05 else "the same bytes"
-    return (
-        f"{gain['name']} against {gain['baseline']}: {gain['gained']} of {n} clients gained, "
-        f"{gain['lost']} lost; {gain['mean_gain']:+.1f} points on average for {price}"
-    )
+            tell(f"{name}: {len(run.rounds)} of {rounds} rounds done")
+    tell(f"{done} of {len(runs)} runs are done, {len(runs) - done} would be run into {folder}")
 
 
 def _about(kind: type) -> str:
@@ -1013,7 +831,7 @@ def _about(kind: type) -> str:
 
 def _list(head: tuple[str, str], rows: list[tuple[str, str]], as_json: bool) -> None:
     if as_json:
-        _print(dict(rows))
+        print_json(dict(rows))
         return
     table = Table(*head)
     for row in rows:
@@ -1041,11 +859,11 @@ def _show_lines(title: str, lines: list[Line]) -> None:
         table.add_row(*map(escape, cells), style="red" if line.failed else None)
     out.print(table)
     for note, number in notes.items():
-        _tell(f"({number}) {note}")
-    _tell("whole numbers agree if equal, others if they round to what is printed, those with ± if within it")
+        tell(f"({number}) {note}")
+    tell("whole numbers agree if equal, others if they round to what is printed, those with ± if within it")
     stated = sum(not line.agrees and bool(line.stated) for line in lines)
     told = f"; {stated} more differ as stated" if stated else ""
-    _tell(f"{sum(line.agrees for line in lines)} of {len(lines) - stated} agree{told}")
+    tell(f"{sum(line.agrees for line in lines)} of {len(lines) - stated} agree{told}")
 
 
 def _sections() -> dict[str, type]:
@@ -1063,9 +881,9 @@ def _show_fields(name: str, kind: type, section: str, as_json: bool) -> None:
     defaults = {f.name: None if required(f) else f.default for f in fields}
     meanings = _meanings(kind)
     if as_json:
-        _print({"name": name, "about": about, "fields": defaults, "allowed": takes, "meaning": meanings})
+        print_json({"name": name, "about": about, "fields": defaults, "allowed": takes, "meaning": meanings})
         return
-    _tell(f"{name}: {about}")
+    tell(f"{name}: {about}")
     title = f"[{section}] of a recipe, or {section}.FIELD=VALUE ({kind.__module__})"
     table = Table("field", "allowed", "default", "meaning", title=escape(title))
     for f in fields:
@@ -1089,7 +907,7 @@ def _show_runs(folder: Path, as_json: bool) -> None:
     members = _members(folder, begun=False)
     begun = [Run(p) for p in members if (p / "recipe.toml").is_file()]
     if as_json:
-        _print({"folder": str(folder), "runs": [_state(r) for r in begun]})
+        print_json({"folder": str(folder), "runs": [_state(r) for r in begun]})
         return
     done = [r for r in begun if r.finished and r.summary["accuracy"] is not None]
     if done:
@@ -1097,9 +915,9 @@ def _show_runs(folder: Path, as_json: bool) -> None:
     for r in begun:
         if r not in done:
             state = "finished, no client was ever tested" if r.finished else "not finished"
-            _tell(f"{r.path.name}: {len(r.rounds)} of {r.recipe.rounds} rounds, {state}")
+            tell(f"{r.path.name}: {len(r.rounds)} of {r.recipe.rounds} rounds, {state}")
     if len(begun) < len(members) or not all(r.finished for r in begun):
-        _tell(f"go on with: sparsona resume {shlex.quote(str(folder))}")
+        tell(f"go on with: sparsona resume {shlex.quote(str(folder))}")
 
 
 def _state(run: Run) -> dict[str, Any]:

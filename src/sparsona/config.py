@@ -19,7 +19,7 @@ from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt
 from pydantic import TypeAdapter, ValidationError
 
 from sparsona.core.budgets import Between
-from sparsona.core.fields import Count, Fraction, Natural, PositiveShare
+from sparsona.core.fields import Count, Fraction, Natural, Positive, PositiveShare
 from sparsona.core.topology import Topology
 from sparsona.data import DataConfig
 from sparsona.method import Choosy, Method, PeerMethod
@@ -49,6 +49,8 @@ class FleetConfig:
     per_round: Count | None = None  # clients drawn each round; all of them if left out
     hold_out: Fraction = 0.0  # share of clients that never take part: newcomers, adapted and tested at the end
     adapt_epochs: Count = 1  # passes over its data with which a newcomer adapts
+    timeout: Positive = 600.0  # on a real fleet: seconds in which clients must answer
+    min_answers: Count = 1  # on a real fleet: sound answers (without a server: clients there) that a round needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +78,9 @@ class EvaluateConfig:
 class EngineConfig:
     """Where the clients run; it never changes a result."""
 
-    name: Literal["local", "pool"] = "pool"  # one client at a time in this process, or worker processes
-    workers: Count = 2  # pool: how many processes; one per core is best
+    name: Literal["local", "pool", "ray"] = "pool"  # one client at a time here, worker processes, or those of Ray
+    workers: Count = 2  # pool, ray: how many processes; one per core is best
+    address: str = ""  # ray: of a cluster that runs; without it, one is started on this machine
     checkpoint_every: Count = 1  # rounds between two checkpoints
 
 

@@ -121,6 +121,11 @@ def _ready(run: Run, to: Path | None) -> None:
     if to is not None and to.suffix not in FORMATS:
         raise RunError(f"to = {str(to)!r}: must end with {' or '.join(FORMATS)}")
     assert run.summary  # raises RunError unless it is finished
+    if (run.path / "state" / "versions.json").is_file():
+        raise RunError(
+            f"{run.path} is the run of a fleet: what clients keep, and their data, are on their nodes; with "
+            "results.models = true each one's model is in its --home, model.safetensors in the run's folder"
+        )
 
 
 def about(recipe: Recipe, fleet: Fleet, k: int, which: str) -> Told:

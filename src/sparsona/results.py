@@ -5,6 +5,7 @@
 ``figures/``, ``models/`` on request, ``state/`` (server and client values at the end, the shared model that was tuned
 and its round, and what each peer told last), and ``timing.jsonl``, the one file that differs from run to run. While it
 runs, ``state.sqlite`` holds the checkpoint.
+Of a real fleet there is ``fleet.jsonl``, what happened besides, and ``state/versions.json`` instead of client values.
 """
 
 from __future__ import annotations

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import platform
+import shlex
 import shutil
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
-from safetensors.torch import save
+from numpy.typing import NDArray
 from torch import Tensor
 
 import sparsona
 from sparsona.config import Recipe, RecipeError, check, tables
 from sparsona.core.arithmetic import arithmetic
 from sparsona.core.rng import Rng
+from sparsona.core.samples import LocalData, Samples
 from sparsona.core.task import Task
 from sparsona.core.topology import cohort
 from sparsona.core.wire import Message, Values
@@ -33,11 +36,15 @@ from sparsona.engines.local import Local
 from sparsona.engines.pool import Pool
 from sparsona.engines.rounds import Ballots, Engine, Round, peers, star
 from sparsona.engines.store import Checkpoint, Store
-from sparsona.engines.values import dumps, loads, split, types_of
+from sparsona.engines.values import dumps, loads, split, types_of, without
 from sparsona.evaluate import metrics
 from sparsona.method import Finishing, Inbox, Learning, PeerMethod, Server, SharedModel, StarMethod
 from sparsona.models import build as build_model
+from sparsona.models import example
 from sparsona.results import Journal, Run, RunError, summarise, write
+
+if TYPE_CHECKING:
+    from sparsona.engines.ray import Cluster
 
 
 @dataclass(frozen=True)
@@ -56,21 +63,8 @@ Listener = Callable[[Progress], None]
 def prepare(recipe: Recipe, data_dir: Path | None = None) -> tuple[Device, Fleet]:
     """The device side of a recipe: data, model and method, the same in every process."""
     fleet = build(recipe.data, recipe.seed, data_dir)
-    with Rng(recipe.seed, "init").everywhere():
-        data = fleet.dataset
-        model = build_model(recipe.model.name, data.classes, data.shape, data.vocabulary or None, recipe.model.width)
-    task, theta0 = Task.of(model, fleet.local(0).train.at(torch.tensor([0]))[0])
-    device = Device(
-        recipe.method,
-        task,
-        theta0,
-        fleet.local,
-        fleet.test,
-        recipe.seed,
-        recipe.rounds,
-        recipe.evaluate.batch,
-        recipe.fleet.adapt_epochs,
-    )
+    data = fleet.dataset
+    device = _device(recipe, data.classes, data.shape, data.vocabulary or None, fleet.local, fleet.test)
     return device, fleet
 
 
@@ -80,7 +74,7 @@ def newcomers(recipe: Recipe) -> list[int]:
     return sorted(Rng(recipe.seed, "newcomers").permutation(recipe.data.clients)[:count].tolist())
 
 
-def verify(recipe: Recipe, device: Device, fleet: Fleet) -> None:
+def verify(recipe: Recipe, device: Device, clients: int) -> None:
     """Raise RecipeError if the method does not fit this model, this number of clients or what is to be evaluated."""
     if "shared" in recipe.evaluate.points and not isinstance(recipe.method, SharedModel):
         name = tables(recipe)["method"]["name"]
@@ -92,9 +86,9 @@ def verify(recipe: Recipe, device: Device, fleet: Fleet) -> None:
         if isinstance(recipe.method, StarMethod):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the run says them when it starts
-                recipe.method.start(fleet.clients, device.ctx(0, "start"))
+                recipe.method.start(clients, device.ctx(0, "start"))
         elif isinstance(recipe.method, PeerMethod):
-            recipe.method.check(fleet.clients, device.ctx(0, "start"))
+            recipe.method.check(clients, device.ctx(0, "start"))
     except ValueError as error:
         raise RecipeError(f"method.{error}") from error
 
@@ -115,11 +109,11 @@ def run(
 ) -> Run | dict[str, Any]:
     """Run a recipe into the folder ``out`` and give the finished run; without a folder, give its summary alone."""
     with _engine(recipe, data_dir) as (engine, device, fleet):
-        verify(recipe, device, fleet)
+        verify(recipe, device, fleet.clients)
         if out is None:
-            return _Loop(recipe, engine, device, fleet, None, listen).go()
+            return _Loop(recipe, engine, device, fleet.clients, None, listen).go()
         folder = Run.create(Path(out), recipe, about(recipe, device, fleet))
-        _Loop(recipe, engine, device, fleet, folder, listen).go()
+        _Loop(recipe, engine, device, fleet.clients, folder, listen, fleet.label_counts).go()
         return Run.open(Path(out))
 
 
@@ -129,10 +123,53 @@ def resume(out: str | Path, *, data_dir: Path | None = None, listen: Listener | 
     if folder.finished:
         _forget_state(folder.path)  # it may have been killed just before
         return folder
+    if "fleet_run" in json.loads((folder.path / "run.json").read_text()):
+        again = f"sparsona fleet run SERVER {shlex.quote(str(out))}"
+        raise RunError(f"{out} is the run of a fleet, whose devices keep their values; go on with: {again}")
     with _engine(folder.recipe, data_dir) as (engine, device, fleet):
         _warn_of_changes(folder, about(folder.recipe, device, fleet))
-        _Loop(folder.recipe, engine, device, fleet, folder, listen).go()
+        _Loop(folder.recipe, engine, device, fleet.clients, folder, listen, fleet.label_counts).go()
     return Run.open(Path(out))
+
+
+def drive(
+    recipe: Recipe, engine: Engine, device: Device, out: Path, about: dict[str, Any], listen: Listener | None = None
+) -> Run:
+    """Run a recipe on a fleet whose clients keep their own values, or go on with a run that was interrupted."""
+    with arithmetic():
+        if (out / "recipe.toml").is_file():
+            folder = Run.open(out)
+            if folder.finished:
+                return folder
+        else:
+            verify(recipe, device, recipe.data.clients)
+            folder = Run.create(out, recipe, about)
+        _Loop(folder.recipe, engine, device, recipe.data.clients, folder, listen, away=True).go()
+        return Run.open(out)
+
+
+def bare_device(recipe: Recipe, classes: int, shape: tuple[int, ...], vocabulary: int | None) -> Device:
+    """A device without data, for a server: the model that all begin with, and the method."""
+    return _device(recipe, classes, shape, vocabulary, _no_data, _no_data)
+
+
+def _device(
+    recipe: Recipe,
+    classes: int,
+    shape: tuple[int, ...],
+    vocabulary: int | None,
+    local: Callable[[int], LocalData],
+    test: Callable[[int], Samples],
+) -> Device:
+    with Rng(recipe.seed, "init").everywhere():
+        model = build_model(recipe.model.name, classes, shape, vocabulary, recipe.model.width)
+    task, theta0 = Task.of(model, example(model, shape))
+    rounds, batch, epochs = recipe.rounds, recipe.evaluate.batch, recipe.fleet.adapt_epochs
+    return Device(recipe.method, task, theta0, local, test, recipe.seed, rounds, batch, epochs)
+
+
+def _no_data(k: int) -> Any:
+    raise AssertionError(f"the server has no data of client {k}")
 
 
 def _forget_state(path: Path) -> None:
@@ -173,10 +210,15 @@ def _engine(recipe: Recipe, data_dir: Path | None) -> Iterator[tuple[Engine, Dev
     engine: Engine | None = None
     with arithmetic():
         try:
-            if recipe.engine.name == "pool":
-                where = None if data_dir is None else str(data_dir)
-                arguments = {"recipe": tables(recipe), "data_dir": where}
-                engine = pool = Pool(recipe.engine.workers, "sparsona.runner:worker_device", arguments)
+            if recipe.engine.name in ("pool", "ray"):
+                how = recipe.engine
+                arguments = {"recipe": tables(recipe), "data_dir": None if data_dir is None else str(data_dir)}
+                pool: Pool | Cluster
+                if how.name == "pool":
+                    pool = Pool(how.workers, "sparsona.runner:worker_device", arguments)
+                else:
+                    pool = _cluster(how.workers, "sparsona.runner:worker_device", arguments, how.address)
+                engine = pool
                 device, fleet = prepare(recipe, data_dir)  # while the workers start
                 pool.ready()
             else:
@@ -188,6 +230,14 @@ def _engine(recipe: Recipe, data_dir: Path | None) -> Iterator[tuple[Engine, Dev
                 engine.close()
 
 
+def _cluster(workers: int, build: str, arguments: dict[str, Any], address: str) -> Cluster:
+    if importlib.util.find_spec("ray") is None:
+        raise RecipeError("engine.name = \"ray\": Ray is not installed: pip install 'sparsona[ray]'")
+    from sparsona.engines.ray import Cluster  # slow to import, and optional
+
+    return Cluster(workers, build, arguments, address)
+
+
 @dataclass
 class _Loop:
     """The state of a run between two rounds, and the steps from one to the next."""
@@ -195,20 +245,23 @@ class _Loop:
     recipe: Recipe
     engine: Engine
     device: Device
-    fleet: Fleet
+    clients: int
     folder: Run | None
     listen: Listener | None
+    labels: Callable[[], NDArray[Any]] | None = None  # how often each client has each; nobody knows on a real fleet
     rows: list[dict[str, Any]] = field(default_factory=list)
     latest: dict[int, Score] = field(default_factory=dict)  # each client's score after its last local training
     ballots: Ballots = field(default_factory=dict)  # what everybody told everybody
     journals: dict[str, Journal] = field(default_factory=dict)
     apart: dict[str, Tensor] = field(default_factory=dict)  # parts of the server's value as they were last written
+    away: bool = False  # clients' values are on devices of their own: what the store has of them are versions
+    untested: dict[int, str] = field(default_factory=dict)  # in this round: who gave no score, and why
     best: tuple[int, float, Tensor] | None = None  # round, validation accuracy and shared model, if it is finished
 
     @cached_property
     def members(self) -> list[int]:
         """The clients that are no newcomers."""
-        return sorted(set(range(self.fleet.clients)) - set(newcomers(self.recipe)))
+        return sorted(set(range(self.clients)) - set(newcomers(self.recipe)))
 
     def go(self) -> dict[str, Any]:
         """Run to the end and give the summary."""
@@ -242,7 +295,7 @@ class _Loop:
         method = self.device.method
         if checkpoint is None:
             ctx = self.device.ctx(0, "start")
-            return (method.start(self.fleet.clients, ctx) if isinstance(method, StarMethod) else None), 0
+            return (method.start(self.clients, ctx) if isinstance(method, StarMethod) else None), 0
         if self.folder is not None:
             self.rows = list(self.folder.rows("rounds"))
         self.latest = {int(k): Score(*s) for k, s in checkpoint.progress["latest"].items()}
@@ -259,27 +312,32 @@ class _Loop:
         began = time.perf_counter()
         recipe = self.recipe
         store.begin_round()
-        everyone, key = self.fleet.clients, Rng(recipe.seed, "cohort", t)
+        self.untested = {}
+        everyone, key = self.clients, Rng(recipe.seed, "cohort", t)
         wants: Wants = ("score",) if "after" in recipe.evaluate.points else ()
         if isinstance(self.device.method, StarMethod):
             places = cohort(len(self.members), recipe.fleet.per_round or len(self.members), key)
             chosen = [self.members[place] for place in places]
             ctx = self.device.ctx(t, "merge", t)
             server, done = star(self.device.method, self.engine, store, server, t, chosen, ctx, wants)
+            if self.away:
+                done.enough(min(recipe.fleet.min_answers, len(chosen)))
         else:
             plan = recipe.topology.plan(everyone, t, recipe.rounds, Rng(recipe.seed, "topology"))
             if t == 0:
                 self._post(store)
             self.ballots, done = peers(self.engine, store, t, plan, self.ballots, everyone, wants)
             done.clock = plan.clock(recipe.topology.times(everyone, Rng(recipe.seed, "topology")))
+        for k in sorted(done.reset):
+            server = self._begin_anew(store, server, t, k)
         self.latest |= done.scores
         scores = self._evaluate(store, server, t) if self._due(t) else {}
         scores["after"] = done.scores
         if "finished" in recipe.evaluate.points:
             scores["validation"] = self._validate(store, server, t)
             if t + 1 == recipe.rounds:
-                scores["unfinished"] = {r.k: r.score for r in self.engine.map(self._unfinished()) if r.score}
-                scores["finished"] = {r.k: r.score for r in self.engine.map(self._finishes()) if r.score}
+                scores["unfinished"] = self._scores(self._unfinished())
+                scores["finished"] = self._scores(self._finishes())
         row = self._record(done, scores)
         kept, apart = split(server)
         for name, tensor in apart.items():
@@ -302,7 +360,7 @@ class _Loop:
         theta = self.device.method.shared(server)
         message = Message(theta=Values(theta))
         jobs = (Job("validate", t, k, None, {"server": message}) for k in self.members)
-        scores = {r.k: r.score for r in self.engine.map(jobs) if r.score}
+        scores = self._scores(jobs)
         accuracy = metrics(scores).get("accuracy", 0.0)
         if self.best is None or accuracy > self.best[1] or not any(s.samples for s in scores.values()):
             self.best = t, accuracy, theta
@@ -324,13 +382,23 @@ class _Loop:
         for k in self.members:
             yield Job("finish", t, k, None, {"server": message}, wants)
 
-    def _post(self, store: Store) -> None:
+    def _post(self, store: Store, t: int = -1, who: Iterable[int] | None = None) -> None:
         """Let everybody join a fleet without a server and say what it begins with."""
-        for result in self.engine.map(Job("post", 0, k, None, {}, ("bytes",)) for k in range(self.fleet.clients)):
+        everyone = range(self.clients) if who is None else who
+        for result in self.engine.map(Job("post", 0, k, None, {}, ("bytes",)) for k in everyone):
             assert result.sent is not None
             if result.client is not None:
                 store.put(result.k, result.client)
-            store.put_mail(result.k, -1, result.sent.data, result.sent.value_nbytes)
+            store.put_mail(result.k, t, result.sent.data, result.sent.value_nbytes)
+
+    def _begin_anew(self, store: Store, server: Server, t: int, k: int) -> Server:
+        """A device lost what it kept: it is a new client from here on, on both sides, so that no states are mixed."""
+        store.drop(k)
+        method = self.device.method
+        if not isinstance(method, StarMethod):
+            self._post(store, t, [k])
+            return server
+        return without(server, method.start(self.clients, self.device.ctx(0, "start")), k)
 
     def _due(self, t: int) -> bool:
         return (t + 1) % self.recipe.evaluate.every == 0 or t + 1 == self.recipe.rounds
@@ -343,7 +411,17 @@ class _Loop:
         if "shared" in self.recipe.evaluate.points and isinstance(self.device.method, SharedModel):
             model: Inbox = {"server": Message(theta=Values(self.device.method.shared(server)))}
             jobs["shared"] = (Job("shared", t, k, None, model) for k in self.members)
-        return {point: {r.k: r.score for r in self.engine.map(todo) if r.score} for point, todo in jobs.items()}
+        return {point: self._scores(todo) for point, todo in jobs.items()}
+
+    def _scores(self, jobs: Iterable[Job]) -> dict[int, Score]:
+        """The scores of tests; on a real fleet some may be missing, and are named with the round."""
+        scores = {}
+        for result in self.engine.map(jobs):
+            if result.absent is not None:
+                self.untested[result.k] = result.absent.why
+            elif result.score is not None:
+                scores[result.k] = result.score
+        return scores
 
     def _tests(self, store: Store, server: Server, t: int, model: bool = False) -> Iterator[Job]:
         ctx = self.device.ctx(t, "tests", t)
@@ -369,6 +447,8 @@ class _Loop:
         }
         if done.left_out:
             row["why_left_out"] = {str(k): why for k, why in sorted(done.left_out.items())}
+        if self.untested:
+            row["not_tested"] = {str(k): why for k, why in sorted(self.untested.items())}
         if done.notes:
             row["notes"] = _means(done.notes)
         if done.clock:
@@ -407,13 +487,16 @@ class _Loop:
         write(state / "server.safetensors", dumps(server))
         if self.best is not None:
             write(state / "best.safetensors", dumps((self.best[0], self.best[2])))
-        for k in store.clients():
+        if self.away:
+            versions = {str(k): (store.client(k) or b"").decode() for k in store.clients()}
+            write(state / "versions.json", json.dumps(versions, indent=1) + "\n")
+        for k in () if self.away else store.clients():
             write(state / f"client-{k:05d}.safetensors", store.client(k) or b"")
         for k, result in adapted.items():
             if result.client is not None:
                 write(state / f"client-{k:05d}.safetensors", result.client)
         if not isinstance(self.device.method, StarMethod):
-            for k in range(self.fleet.clients):  # among peers, weights lie in what each told last
+            for k in range(self.clients):  # among peers, weights lie in what each told last
                 letter = store.mail(k, self.recipe.rounds)[0]
                 write(state / f"client-{k:05d}.message", letter.read_bytes() if isinstance(letter, Path) else letter)
         if self.recipe.results.models:
@@ -431,13 +514,13 @@ class _Loop:
     def _liken(self, store: Store, folder: Path) -> None:
         """Draw who has learnt alike."""
         method = self.device.method
-        if isinstance(method, Learning):
+        if isinstance(method, Learning) and self.labels is not None:
             from sparsona.gates import draw_tree
 
             known = {k: loads(raw, types_of(method)) for k in self.members if (raw := store.client(k)) is not None}
             learnt = {k: method.learnt(client, k, self.device.ctx(0, "join", k)) for k, client in known.items()}
             folder.mkdir(exist_ok=True)
-            draw_tree(learnt, self.fleet.label_counts(), folder / "gates.png")
+            draw_tree(learnt, self.labels(), folder / "gates.png")
 
     def _adapt(self, server: Server) -> dict[int, Result]:
         """Let those who were held out join now."""
@@ -449,24 +532,12 @@ class _Loop:
         return {result.k: result for result in self.engine.map(jobs)}
 
     def _models(self, store: Store, server: Server, path: Path) -> None:
-        path.mkdir(exist_ok=True)
         finished = "finished" in self.recipe.evaluate.points
         jobs = self._finishes(True) if finished else self._tests(store, server, self.recipe.rounds - 1, model=True)
         for result in self.engine.map(jobs):
-            message: Message | None = result.message
-            if message is not None:
-                layout = self.device.task.layout
-                rows = message["model"].values.view(-1, layout.dim)
-                several = len(rows) > 1  # then names are those that the exported module has
-                tensors = {
-                    f"models.{i}.{name}" if several else name: t
-                    for i, row in enumerate(rows)
-                    for name, t in layout.unflatten(row).items()
-                }
-                write(
-                    path / f"client-{result.k:05d}.safetensors",
-                    save({name: t.contiguous() for name, t in tensors.items()}),
-                )
+            if result.message is not None:  # on a fleet models stay on the devices
+                path.mkdir(exist_ok=True)
+                write(path / f"client-{result.k:05d}.safetensors", self.device.exported(result.message))
 
 
 def _means(notes: dict[int, dict[str, float]]) -> dict[str, float]:

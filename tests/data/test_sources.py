@@ -9,9 +9,10 @@ from typing import get_args
 import numpy as np
 import official
 import pytest
+import sklearn.datasets
 import torch
 
-from sparsona.data import SOURCES, DataConfig, DataError, load
+from sparsona.data import SOURCES, DataConfig, DataError, load, sources
 from sparsona.data.federated import SourceName
 
 MNIST_TRAIN = "mnist/train-images-idx3-ubyte.gz"
@@ -36,6 +37,21 @@ def test_digits_are_embedded() -> None:
     assert x.shape == (1797, 1, 8, 8)
     assert abs(float(x.mean())) < 1e-3
     assert abs(float(x.std()) - 1) < 1e-3
+
+
+def test_digits_are_scikit_learns_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read from its file, or through its function where the file is no more."""
+    data, target = sklearn.datasets.load_digits(return_X_y=True)
+    read = load("digits")
+    assert read.x.flatten(1).tolist() == np.rint(data * 255 / 16).astype(int).tolist()
+    assert read.y.tolist() == target.tolist()
+    with monkeypatch.context() as without:
+        without.delattr(sklearn.datasets, "load_digits")  # the function is not asked
+        load("digits")
+    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: None)
+    called = load("digits")
+    assert torch.equal(called.x, read.x)
+    assert torch.equal(called.y, read.y)
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])

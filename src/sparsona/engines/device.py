@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from sparsona.core.layout import Vector
@@ -91,6 +92,15 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Absent:
+    """Why a client of a real fleet gave no answer that counts."""
+
+    why: str
+    reached: bool = True  # whether the job got as far as the client
+    reset: bool = False  # whether the client has lost what it kept, and begins anew
+
+
+@dataclass(frozen=True)
 class Result:
     """What came of a job."""
 
@@ -105,6 +115,7 @@ class Result:
     forward: int = 0  # the part of them that went forward
     finite: bool = True  # whether the model that training ended with is free of NaN and Inf
     seconds: float = 0.0  # for the timing log alone: never in results, which repeat to the bit
+    absent: Absent | None = None  # on a real fleet: there is no answer, and this is why
 
 
 @dataclass(frozen=True)
@@ -213,6 +224,16 @@ class Device:
             total += float(loss(logits, y, reduction="sum"))
             n += len(y)
         return Score(right, n, total)
+
+    def exported(self, message: Message) -> bytes:
+        """A model that was asked for, as a safetensors file; several have the names that the exported module has."""
+        rows = message["model"].values.view(-1, self.task.layout.dim)
+        tensors = {
+            f"models.{i}.{name}" if len(rows) > 1 else name: t.contiguous()
+            for i, row in enumerate(rows)
+            for name, t in self.task.layout.unflatten(row).items()
+        }
+        return save(tensors)
 
 
 def _written(model: Model) -> Message | None:

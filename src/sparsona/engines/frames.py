@@ -119,25 +119,30 @@ class Channel:
 
     def send_result(self, result: Result) -> None:
         """Send a result."""
-        head = {
-            "k": result.k,
-            "flops": result.flops,
-            "forward": result.forward,
-            "finite": result.finite,
-            "seconds": result.seconds,
-            "score": None if result.score is None else asdict(result.score),
-            "kept": result.client is not None,
-            "vote": result.vote,
-            "notes": result.notes,
-            "spoke": result.message is not None,
-            "sent": None if result.sent is None else result.sent.value_nbytes,
-        }
-        blobs = [] if result.client is None else [result.client]
-        if result.message is not None:
-            blobs.append(encode(result.message))
-        elif result.sent is not None:
-            blobs.append(result.sent.data)
-        self.send(head, blobs)
+        self.send(*result_parts(result))
+
+
+def result_parts(result: Result) -> tuple[dict[str, Any], list[bytes]]:
+    """A result as a head and its blobs; ``read_result`` takes them back."""
+    head = {
+        "k": result.k,
+        "flops": result.flops,
+        "forward": result.forward,
+        "finite": result.finite,
+        "seconds": result.seconds,
+        "score": None if result.score is None else asdict(result.score),
+        "kept": result.client is not None,
+        "vote": result.vote,
+        "notes": result.notes,
+        "spoke": result.message is not None,
+        "sent": None if result.sent is None else result.sent.value_nbytes,
+    }
+    blobs = [] if result.client is None else [result.client]
+    if result.message is not None:
+        blobs.append(encode(result.message))
+    elif result.sent is not None:
+        blobs.append(result.sent.data)
+    return head, blobs
 
 
 def _taken(mail: Iterator[memoryview], decoded: bool) -> Raw:

@@ -18,6 +18,10 @@ from sparsona.method import Remarking, Server, StarMethod
 Ballots = dict[int, dict[int, bool]]  # by round, what each client voted
 
 
+class TooFew(RuntimeError):
+    """A round had fewer answers than it needs; the last checkpoint is intact."""
+
+
 class Engine(Protocol):
     """Runs jobs and gives their results in the order of the jobs."""
 
@@ -61,6 +65,14 @@ class Round:
     notes: dict[int, dict[str, float]] = field(default_factory=dict)  # what the method tells of its clients
     clock: dict[int, tuple[float, float]] = field(default_factory=dict)  # when each would start and finish
     seconds: float = 0.0  # spent on devices
+    reset: set[int] = field(default_factory=set)  # clients that lost what they kept, and begin anew after this round
+
+    def enough(self, least: int) -> None:
+        """Raise TooFew if fewer answers than these were taken."""
+        taken = len(self.costs.keys() - self.left_out.keys())
+        if taken < least:
+            whys = "; ".join(f"client {k}: {why}" for k, why in sorted(self.left_out.items()))
+            raise TooFew(f"round {self.t + 1} has {taken} of at least {least} answers: {whys}")
 
 
 def star(
@@ -78,6 +90,8 @@ def star(
 
     def answers() -> Iterator[tuple[int, Any]]:
         for result in engine.map(jobs()):
+            if not _there(result, done):
+                continue
             assert result.message is not None
             done.costs[result.k].sends(result.message.nbytes, result.message.value_nbytes)
             if _sound(result, done):
@@ -110,14 +124,15 @@ def peers(
     done = Round(t, costs={k: Cost() for k in plan.reads})
     heard: dict[str | int, Letter] = {"all": encode(_heard(ballots, fleet))} if ballots else {}
     cast: dict[int, bool] = {}
+    mailed: dict[int, list[tuple[int, int, int]]] = {}  # by reader: sender, bytes, bytes of values
     for wave in plan.waves():
 
         def inbox(k: int) -> dict[str | int, Letter]:
             mail = {"self": store.mail(k, t)[0], **heard}
+            mailed[k] = []
             for j in plan.reads[k]:
                 mail[j], values = store.mail(j, t + 1 if j in plan.fresh[k] else t)
-                done.costs[k].receives(nbytes(mail[j]), values)
-                done.costs[j].sends(nbytes(mail[j]), values)
+                mailed[k].append((j, nbytes(mail[j]), values))
             return mail
 
         def jobs(wave: Iterable[int] = wave) -> Iterator[Job]:
@@ -125,6 +140,12 @@ def peers(
                 yield Job("local", t, k, store.client(k), inbox(k), ("bytes", *wants))
 
         for result in engine.map(jobs()):
+            if result.absent is None or result.absent.reached:  # what reached nobody cost nobody
+                for j, size, values in mailed.pop(result.k):
+                    done.costs[result.k].receives(size, values)
+                    done.costs[j].sends(size, values)
+            if not _there(result, done):
+                continue
             assert result.sent is not None
             if _sound(result, done):
                 _keep(result, done, store)
@@ -143,6 +164,18 @@ def _heard(ballots: Ballots, fleet: int) -> Message:
     """All votes so far, a row for each round in which there were any: 1 yes, 0 no, 2 not there."""
     rows = [[int(votes.get(k, 2)) for k in range(fleet)] for votes in ballots.values()]
     return Message(votes=torch.tensor(rows, dtype=torch.uint8), rounds=torch.tensor(list(ballots)))
+
+
+def _there(result: Result, done: Round) -> bool:
+    """Whether a client answered; on a real fleet one may not, and is left out with the reason."""
+    if result.absent is None:
+        return True
+    done.left_out[result.k] = result.absent.why
+    if result.absent.reset:
+        done.reset.add(result.k)
+    if not result.absent.reached:  # nothing was sent
+        done.costs[result.k].down = done.costs[result.k].paper_down = 0
+    return False
 
 
 def _sound(result: Result, done: Round) -> bool:

@@ -83,6 +83,10 @@ class Store:
         """Client k's new value, kept with the round."""
         self._do("INSERT OR REPLACE INTO clients VALUES (?, ?)", (k, value))
 
+    def drop(self, k: int) -> None:
+        """Client k has no value any more, as before it joined; kept with the round."""
+        self._do("DELETE FROM clients WHERE k = ?", (k,))
+
     def mail(self, k: int, before: int) -> tuple[Letter, int]:
         """What client k last told its peers in a round before this one, encoded, and how many bytes are values."""
         sql = "SELECT data, value_nbytes, t FROM mail WHERE k = ? AND t < ? ORDER BY t DESC LIMIT 1"

@@ -55,6 +55,21 @@ def loads(data: bytes, types: Types, apart: Callable[[str], Tensor] | None = Non
         raise ValueError(f"not a stored value, or a damaged one: {error}") from error
 
 
+def without(server: Any, start: Any, k: int) -> Any:
+    """A server's value with what it keeps of client k as at the start: in dicts by client, or in tuples of clients."""
+    if not dataclasses.is_dataclass(server) or isinstance(server, type):
+        return server
+    changed: dict[str, Any] = {}
+    for f in dataclasses.fields(server):
+        kept = getattr(server, f.name)
+        if isinstance(kept, dict) and k in kept:
+            first = getattr(start, f.name)
+            changed[f.name] = {j: v for j, v in kept.items() if j != k} | ({k: first[k]} if k in first else {})
+        elif isinstance(kept, tuple) and k in kept and all(type(j) is int for j in kept):
+            changed[f.name] = tuple(j for j in kept if j != k or k in getattr(start, f.name))
+    return dataclasses.replace(server, **changed)
+
+
 def _lower(
     value: Any, tensors: dict[str, Tensor], apart: dict[str, Tensor] | None = None, path: str = "", inside: bool = False
 ) -> Any:
@@ -109,4 +124,4 @@ def _raise(tree: Any, tensors: dict[str, Tensor], types: Types, apart: Callable[
     return types[tree["type"]](**{n: _raise(v, tensors, types, apart) for n, v in tree["fields"].items()})
 
 
-__all__ = ["Types", "dumps", "loads", "split", "types_of"]
+__all__ = ["Types", "dumps", "loads", "split", "types_of", "without"]

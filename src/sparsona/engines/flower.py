@@ -1,0 +1,98 @@
+"""The way over Flower: parcels as bytes in its messages. The one file that knows Flower, and it knows nothing else.
+
+Flower starts a process for every message that a node gets. So what runs there imports no torch and holds nothing: it
+hands the bytes to the device's own process, which stays, over a socket of that machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from multiprocessing.connection import Client
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+if TYPE_CHECKING:
+    from sparsona.engines.remote import Reply
+
+_AGAIN = (3, 4, 5, 8)  # of Flower's errors: a message or node was not there, or its process ended; worth another try
+_KEY = "parcel"
+_KIND = "query.sparsona"
+
+
+def client_app(ask: Callable[[bytes, Context], bytes] | None = None) -> ClientApp:
+    """What runs on a node for each message: bytes in, bytes out."""
+    app = ClientApp()
+
+    @app.query("sparsona")
+    def query(message: Message, context: Context) -> Message:
+        data = message.content[_KEY]["data"]
+        if not isinstance(data, bytes):
+            raise TypeError("a message without a parcel")
+        answer = ask(data, context) if ask else _through_socket(data, context, message.metadata.ttl)
+        return Message(_content(answer), reply_to=message)
+
+    return app
+
+
+def server_app(main: Callable[[GridPost, dict[str, Any]], None]) -> ServerApp:
+    """What runs beside the SuperLink for each run."""
+    app = ServerApp()
+
+    @app.main()
+    def start(grid: Grid, context: Context) -> None:
+        main(GridPost(grid), dict(context.run_config))
+
+    return app
+
+
+class GridPost:
+    """Parcels over a Grid, with our own look for answers: Flower's own waits seconds between two."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def nodes(self) -> dict[int, str]:
+        """The nodes that Flower takes to be there, and the keys that they proved to have."""
+        return {node.node_id: node.public_key.decode("ascii") for node in self.grid.get_nodes()}
+
+    def send(self, node: int, data: bytes, seconds: float) -> str | None:
+        """Send a parcel; Flower throws it away when its time is over."""
+        numbers = list(self.grid.push_messages([Message(_content(data), node, _KIND, ttl=seconds)]))
+        return numbers[0] or None if numbers else None
+
+    def receive(self, numbers: set[str]) -> list[Reply]:
+        """What has come back for these."""
+        from sparsona.engines.remote import Reply  # not above: on a node it would import torch
+
+        found = []
+        for message in self.grid.pull_messages(numbers) if numbers else ():
+            about = message.metadata
+            if message.has_error():
+                error = message.error
+                gone = error.code in _AGAIN
+                why = " ".join(f"{error.reason or 'an error of Flower'} (code {error.code})".split())[:300]
+                found.append(Reply(about.reply_to_message_id, about.src_node_id, None, why, gone))
+                continue
+            try:
+                data = message.content[_KEY]["data"]
+            except KeyError:
+                data = b""
+            whole = data if isinstance(data, bytes) else b""
+            found.append(Reply(about.reply_to_message_id, about.src_node_id, whole))
+        return found
+
+
+def _content(data: bytes) -> RecordDict:
+    return RecordDict({_KEY: ConfigRecord({"data": data})})
+
+
+def _through_socket(data: bytes, context: Context, seconds: float) -> bytes:
+    """Ask the process that stays; when the message's time is over, nobody wants the answer."""
+    with Client(str(context.node_config["socket"]), "AF_UNIX") as link:
+        link.send_bytes(data)
+        if not link.poll(seconds):
+            raise TimeoutError(f"the device did not answer within {seconds:g} seconds")
+        return link.recv_bytes()

@@ -1,0 +1,15 @@
+"""A real fleet: keys, processes and commands around ``engines/flower.py``."""
+
+from __future__ import annotations
+
+import importlib.util
+
+
+class FleetError(ValueError):
+    """A fleet that cannot be started or went wrong; one line says what and what to do."""
+
+
+def needs_flower() -> None:
+    """Raise FleetError if Flower is not installed."""
+    if importlib.util.find_spec("flwr") is None:
+        raise FleetError("a fleet needs Flower, which is not installed: pip install 'sparsona[flower]'")

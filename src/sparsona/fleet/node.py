@@ -1,0 +1,188 @@
+"""A node: the device's process, which stays, and Flower's SuperNode beside it, started again when it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Listener
+from pathlib import Path
+
+import sparsona
+from sparsona.engines.parcels import MOST
+from sparsona.engines.station import Station
+from sparsona.fleet import FleetError, needs_flower
+from sparsona.fleet.data import NodeData
+from sparsona.fleet.keys import check_certificate, check_private
+from sparsona.fleet.processes import Child, environment, free_port, reachable
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_ASKS_WITHIN = 60.0  # seconds in which whoever connects to the device's process must begin to ask
+_LET_IN = "SuperNode ID:"  # what Flower's log says then
+_PAUSE = 6.0  # seconds between two starts: Flower takes a node back only when it has noticed that it was gone
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """What a node is told on its command line."""
+
+    server: str  # host:port
+    client: int
+    home: Path  # where the device keeps its values
+    data: NodeData
+    authority: Path | None = None  # ca.crt
+    key: Path | None = None  # the node's private key
+    insecure: bool = False
+    most: int = MOST
+    port: int | None = None  # of the SuperNode itself, on this machine alone
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of an address; raises FleetError if it is none."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise FleetError(f"server = {address!r}: must be host:port, such as server.example.org:8000")
+    return host.strip("[]"), int(port)
+
+
+def check_secure(host: str, insecure: bool, authority: Path | None, key: Path | None) -> bool:
+    """Whether to use TLS and keys; without them only on this machine, or by explicit wish."""
+    if authority is not None and key is not None and not insecure:
+        return True
+    if insecure and (authority is not None or key is not None):
+        raise FleetError("insecure with a certificate or a key: leave out one or the other")
+    if not insecure and host not in _LOOPBACK:
+        raise FleetError(f"{host} is another machine: give --ca and --key, or --insecure if you know what you do")
+    if not insecure:
+        raise FleetError("give --ca and --key, or --insecure for a server on this machine")
+    return False
+
+
+def run_node(options: NodeOptions, say: Callable[[str], None], stop: threading.Event | None = None) -> None:
+    """Serve until stopped; the SuperNode is started again, however often it ends."""
+    needs_flower()
+    stop = stop or threading.Event()
+    host, port = split_address(options.server)
+    secure = check_secure(host, options.insecure, options.authority, options.key)
+    if secure:
+        assert options.authority is not None
+        assert options.key is not None
+        check_private(options.key)
+        check_certificate(options.authority)
+    options.data.try_out()
+    station = Station(options.client, options.home, options.data.builder(), sparsona.__version__, options.most, say)
+    child: Child | None = None
+    with _place(options.home) as place:
+        socket = place / "device"
+        listener = Listener(str(socket), "AF_UNIX", backlog=16)  # one that waits must not keep others from asking
+        try:
+            socket.chmod(0o600)
+            device = threading.Thread(target=_serve, args=(listener, station), daemon=True)
+            device.start()
+            last = ""  # what was said of the last try
+            while not stop.is_set():
+                if not reachable(host, port, 5.0):
+                    say(f"the server {options.server} cannot be reached; trying again every {_PAUSE:g} seconds")
+                    while not reachable(host, port, 5.0) and not stop.wait(_PAUSE):
+                        pass
+                    continue
+                began = time.monotonic()
+                child = Child(_command(options, secure, socket), options.home / "supernode.log", environment(place))
+                if not last:
+                    say(f"client {options.client} asks {options.server} to be let in")
+                while not child.ended and not stop.wait(0.5):
+                    if _LET_IN in child.news():
+                        say(f"client {options.client} is connected to {options.server}")
+                        last = ""
+                    if not device.is_alive():  # to be online and never answer would be worse
+                        raise FleetError("the part of this node that does the work has ended; start it again")
+                if child.ended:
+                    if last != (last := _why(child)):
+                        say(f"{last}; trying again every few seconds")
+                    stop.wait(max(_PAUSE - (time.monotonic() - began), 1.0))
+        finally:
+            listener.close()
+            if child is not None:
+                child.stop(5.0)  # sooner than whoever stops us loses patience, for there is more to clear away
+
+
+@contextmanager
+def _place(home: Path) -> Iterator[Path]:
+    """A short-lived folder for the node of a home, of which there is one at a time: a socket's path must be short."""
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (home / "node.lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise FleetError(f"another node is at work in {home}; each needs a --home of its own") from None
+        lock.seek(0)
+        before = Path(lock.read().strip() or "none")  # of a node that was killed
+        if before.name.startswith("sparsona-") and before.parent == Path(tempfile.gettempdir()):
+            _end_what_is_left(before)
+            shutil.rmtree(before, ignore_errors=True)
+        place = Path(tempfile.mkdtemp(prefix="sparsona-"))
+        lock.truncate(0)
+        lock.write(str(place))
+        lock.flush()
+        try:
+            yield place
+        finally:
+            _end_what_is_left(place)
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _end_what_is_left(place: Path) -> None:
+    """End processes of a node that is over: Flower's for a message are no children of ours, and stay for minutes."""
+    mark = f"FLWR_HOME={place}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _serve(listener: Listener, station: Station) -> None:
+    """Answer whoever asks over the socket, one after the other, until nobody can ask any more."""
+    socket = Path(str(listener.address))
+    while socket.exists():  # closing removes it
+        try:
+            with listener.accept() as link:
+                if link.poll(_ASKS_WITHIN):
+                    link.send_bytes(station.answer(link.recv_bytes(station.most)))
+        except (OSError, EOFError):  # whoever asked is gone
+            time.sleep(0.01)
+        except Exception as error:  # such as too little memory for one parcel: the next may be smaller
+            station.tell(f"a job could not be read: {type(error).__name__}: {error}")
+
+
+def _command(options: NodeOptions, secure: bool, socket: Path) -> list[str]:
+    """Flower's SuperNode, with nothing in its settings but where the device's process listens."""
+    trust = ["--insecure"]
+    if secure:
+        trust = ["--root-certificates", str(options.authority), "--auth-supernode-private-key", str(options.key)]
+    return [
+        str(Path(sys.executable).with_name("flower-supernode")),
+        *("--superlink", options.server, *trust),
+        *("--port", str(options.port or free_port())),
+        *("--node-config", f'socket="{socket}" client={options.client}'),
+    ]
+
+
+def _why(child: Child) -> str:
+    """Why a SuperNode ended, in one line."""
+    words = child.last_words(40)
+    if "certificate verify failed" in words.lower() or "certificate_verify_failed" in words.lower():
+        return "the server's certificate is not trusted: it is expired, for another host, or not of this fleet's ca.crt"
+    if "code: 2004" in words:  # Flower says the same of all three
+        return (
+            "the server refuses this node: its key is not registered there, or another node uses it, or it has just "
+            "been started again and the server has not noticed yet (about a minute)"
+        )
+    return f"the SuperNode ended (exit code {child.process.returncode}): {child.last_words(2)}"

@@ -1,0 +1,118 @@
+"""A fleet on this machine for a trial: a server and nodes as processes, with TLS and keys made for the occasion."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from sparsona.config import Recipe, check, tables
+from sparsona.fleet import FleetError, needs_flower
+from sparsona.fleet.keys import make_authority, make_node_key
+from sparsona.fleet.processes import Child, environment, free_port, stop_all
+from sparsona.fleet.server import Home, register, run_on_fleet, start_superlink
+from sparsona.results import Run, write
+from sparsona.runner import Progress, newcomers
+
+
+def suited(recipe: Recipe, nodes: int) -> Recipe:
+    """The recipe for as many clients as there are nodes."""
+    if nodes < 1 or nodes > 64:
+        raise FleetError(f"nodes = {nodes}: must be from 1 to 64, each takes some 400 MB, 130 more when it is asked")
+    each = recipe.fleet.per_round
+    fleet = replace(
+        recipe.fleet,
+        per_round=None if each is None else min(each, nodes),
+        min_answers=min(recipe.fleet.min_answers, nodes),
+    )
+    return check(tables(replace(recipe, data=replace(recipe.data, clients=nodes), fleet=fleet)))
+
+
+@dataclass
+class Loopback:
+    """A server and nodes on this machine, below one folder that is removed at the end."""
+
+    top: Path
+    home: Home
+    port: int
+    data_dir: Path | None
+    server: Child | None = None
+    nodes: dict[int, Child] = field(default_factory=dict)
+
+    def start_node(self, k: int, program: tuple[str, ...] = ("-m", "sparsona")) -> None:
+        """Start node k, or start it again."""
+        where = [] if self.data_dir is None else ["--data-dir", str(self.data_dir.resolve())]
+        command = [
+            *(sys.executable, *program, "fleet", "node", f"127.0.0.1:{self.port}"),
+            *("--client", str(k), "--home", str(self.top / f"node-{k}"), "--trial-part", *where),
+            *("--ca", str(self.home.keys / "ca.crt"), "--key", str(self.home.keys / f"node-{k}.key")),
+        ]
+        self.nodes[k] = Child(command, self.top / f"node-{k}.log", environment(self.top))
+
+    def start_server(self) -> None:
+        """Start the server, or start it again."""
+        self.server = start_superlink(self.home, "127.0.0.1", self.port, secure=True)
+
+
+@contextmanager
+def loopback(nodes: int, data_dir: Path | None = None) -> Iterator[Loopback]:
+    """A server with TLS that knows the keys of so many nodes; they are still to be started."""
+    needs_flower()
+    top = Path(tempfile.mkdtemp(prefix="sparsona-trial-"))
+    world = Loopback(top, Home(top / "server"), free_port(), data_dir)
+    try:
+        make_authority(world.home.keys, ["127.0.0.1", "localhost"], days=2)
+        for k in range(nodes):
+            make_node_key(world.home.keys, f"node-{k}", k)
+        world.start_server()
+        register(world.home)
+        yield world
+    finally:
+        stop_all([child for child in (world.server, *world.nodes.values()) if child is not None])
+        shutil.rmtree(top, ignore_errors=True)
+
+
+def trial(
+    recipe: Recipe,
+    folder: Path,
+    data_dir: Path | None,
+    listen: Callable[[Progress], None],
+    say: Callable[[str], None],
+) -> Run:
+    """Run a recipe on a fleet of processes with one node for each client, and leave nothing behind but the run."""
+    nodes = recipe.data.clients
+    say(f"starting a server and {nodes} nodes on this machine")
+    with loopback(nodes, data_dir) as world:
+        for k in range(nodes):
+            world.start_node(k)
+        try:
+            done = run_on_fleet(world.home, recipe, folder, listen, say, wait=300.0)
+        except FleetError as error:
+            ended = [c for c in world.nodes.values() if c.ended]
+            raise FleetError(f"{error}{''.join(f'; {c.log.name}: {c.last_words()}' for c in ended)}") from error
+        collect(done, world.top)
+        return done
+
+
+def collect(done: Run, top: Path) -> None:
+    """Take what the devices keep into the run's folder, as a simulation leaves it: on a real fleet it stays there."""
+    state = done.path / "state"
+    run = json.loads((done.path / "run.json").read_text())["fleet_run"]
+    for k, version in json.loads((state / "versions.json").read_text()).items():
+        value = top / f"node-{k}" / run / f"{version}.value"
+        write(state / f"client-{int(k):05d}.safetensors", value.read_bytes())
+    for k in newcomers(done.recipe):  # they have but one value, which no round knows of
+        for value in (top / f"node-{k}" / run).glob("*.value"):
+            write(state / f"client-{k:05d}.safetensors", value.read_bytes())
+    (state / "versions.json").unlink()
+    if done.recipe.results.models:
+        (done.path / "models").mkdir(exist_ok=True)
+        for k in range(done.recipe.data.clients):
+            model = top / f"node-{k}" / run / "model.safetensors"
+            if model.is_file():
+                write(done.path / "models" / f"client-{k:05d}.safetensors", model.read_bytes())

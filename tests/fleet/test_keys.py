@@ -1,0 +1,356 @@
+"""Keys, addresses, files and options of a fleet: what is wrong is told in one line."""
+
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'sparsona[flower]'")
+
+from command import call, ok, refused
+from sparsona.config import check, load
+from sparsona.data import DataError
+from sparsona.fleet import FleetError, node, server
+from sparsona.fleet.data import NodeData, read_npz
+from sparsona.fleet.keys import check_certificate, check_private, make_authority, make_node_key, read_public, roster
+from sparsona.fleet.node import _place, check_secure, split_address
+from sparsona.fleet.processes import free_port
+from sparsona.fleet.server import Home, in_words, refusals, start_superlink
+
+
+def test_keys_are_made_and_known(tmp_path):
+    told = json.loads(
+        ok("fleet", "keys", str(tmp_path), "--host", "fleet.example.org", "--nodes", "a,b", "--json").stdout
+    )
+    assert told["clients"] == {"a": 0, "b": 1}
+    ok("fleet", "keys", str(tmp_path), "--nodes", "c", "--first", "2")
+    assert {k: name for k, (name, _) in roster(tmp_path).items()} == {0: "a", 1: "b", 2: "c"}
+    for secret in ("server.key", "a.key", "b.key", "c.key"):
+        assert stat.S_IMODE((tmp_path / secret).stat().st_mode) == 0o600
+        assert "PRIVATE" not in (tmp_path / f"{secret[:-4]}.pub").read_text() if secret != "server.key" else True
+    check_certificate(tmp_path / "ca.crt")
+    check_certificate(tmp_path / "server.pem", "fleet.example.org")
+    check_certificate(tmp_path / "server.pem", "127.0.0.1")
+    check_private(tmp_path / "a.key")
+    verified = subprocess.run(
+        ["openssl", "verify", "-CAfile", "ca.crt", "server.pem"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert verified.stdout.strip() == "server.pem: OK"
+
+
+def test_keys_are_never_replaced(tmp_path):
+    make_node_key(tmp_path, "a", 0)
+    before = (tmp_path / "a.key").read_bytes()
+    with pytest.raises(FleetError, match=r"a\.key is there already"):
+        make_node_key(tmp_path, "a", 1)
+    assert (tmp_path / "a.key").read_bytes() == before
+    assert "client 0 has a key already" in refused("fleet", "keys", str(tmp_path), "--nodes", "b")
+
+
+def test_one_client_one_key(tmp_path):
+    make_node_key(tmp_path, "a", 0)
+    make_node_key(tmp_path, "b", 0)
+    with pytest.raises(FleetError, match=r"client 0 has two keys, .*a\.pub and .*b\.pub"):
+        roster(tmp_path)
+    (tmp_path / "b.pub").write_text((tmp_path / "a.pub").read_text().replace("client-0", "client-1"))
+    with pytest.raises(FleetError, match="are the same key"):
+        roster(tmp_path)
+    (tmp_path / "b.pub").write_text("ssh-rsa AAAA someone@else\n")
+    with pytest.raises(FleetError, match=r"b\.pub is not a node's public key"):
+        read_public(tmp_path / "b.pub")
+
+
+def test_certificates_out_of_date_or_for_others(tmp_path):
+    make_authority(tmp_path / "old", ["localhost"], days=0)
+    with pytest.raises(FleetError, match=r"ca\.crt is valid from .* only; make new keys"):
+        check_certificate(tmp_path / "old" / "ca.crt")
+    make_authority(tmp_path / "new", ["localhost"], days=1)
+    with pytest.raises(FleetError, match=r"server\.pem is for localhost, not for 10\.0\.0\.1; make keys with --host"):
+        check_certificate(tmp_path / "new" / "server.pem", "10.0.0.1")
+    with pytest.raises(FleetError, match=r"ca\.crt is missing; make keys with: sparsona fleet keys"):
+        check_certificate(tmp_path / "none" / "ca.crt")
+    (tmp_path / "new" / "ca.crt").write_text("nonsense")
+    with pytest.raises(FleetError, match=r"ca\.crt is not a certificate"):
+        check_certificate(tmp_path / "new" / "ca.crt")
+    with pytest.raises(FleetError, match="must be a name such as"):
+        make_authority(tmp_path / "bad", ["a b"], days=1)
+
+
+def test_private_keys(tmp_path):
+    make_node_key(tmp_path, "a", 0)
+    key = tmp_path / "a.key"
+    key.chmod(0o644)
+    with pytest.raises(FleetError, match=r"can be read by others; .*chmod 600"):
+        check_private(key)
+    key.write_text("nonsense")
+    key.chmod(0o600)
+    with pytest.raises(FleetError, match="is not a private key"):
+        check_private(key)
+    with pytest.raises(FleetError, match="is missing"):
+        check_private(tmp_path / "b.key")
+
+
+def test_addresses_and_trust(tmp_path):
+    assert split_address("fleet.example.org:8000") == ("fleet.example.org", 8000)
+    assert split_address("[::1]:8000") == ("::1", 8000)
+    for bad in ("fleet.example.org", ":8000", "host:port", "host:99999"):
+        with pytest.raises(FleetError, match="must be host:port"):
+            split_address(bad)
+    with pytest.raises(FleetError, match="is another machine: give --ca and --key, or --insecure"):
+        check_secure("10.0.0.1", False, None, None)
+    with pytest.raises(FleetError, match="give --ca and --key, or --insecure"):
+        check_secure("127.0.0.1", False, None, None)
+    with pytest.raises(FleetError, match="leave out one or the other"):
+        check_secure("127.0.0.1", True, tmp_path, None)
+    assert check_secure("10.0.0.1", False, tmp_path, tmp_path)
+    assert not check_secure("10.0.0.1", True, None, None)
+
+
+def test_the_server_says_whom_flower_refused(tmp_path):
+    home = Home(tmp_path)
+    (tmp_path / "nodes.json").write_text(json.dumps({"77": {"name": "north", "client": 0}}))
+    log = "ERROR: ... exception: SuperNode with node ID {} could not be activated.\n"
+    told = refusals(log.format(77) * 2 + log.format(78) + "... No SuperNode found with the given public key.", home)
+    assert [line.partition(" was refused: ")[0] for line in told] == ["north", "node 78", "a node"]
+    assert refusals("nothing of note", home) == []
+
+
+def test_the_servers_folder_is_its_owners_alone(tmp_path):
+    ok("fleet", "keys", str(tmp_path / "server" / "keys"), "--host", "localhost")
+    Home(tmp_path / "server").write_settings("127.0.0.1", 8000, secure=True)
+    assert stat.S_IMODE((tmp_path / "server").stat().st_mode) == 0o700
+
+
+def test_an_address_of_six_has_brackets_where_flower_reads_it(tmp_path):
+    Home(tmp_path).write_settings("::", 8000, secure=False)
+    assert tomllib.loads((tmp_path / "config.toml").read_text())["superlink"]["fleet"]["address"] == "[::1]:8000"
+
+
+def test_orders_of_those_who_were_killed_are_removed(tmp_path):
+    (tmp_path / "server.json").write_text(json.dumps({"host": "h", "port": 1, "secure": False}))
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    orders = tmp_path / "orders"
+    for name, pid in ((f"{dead.pid}-1", dead.pid), (f"{dead.pid}-2", os.getpid()), (f"{os.getpid()}-3", dead.pid)):
+        (orders / name).mkdir(parents=True)
+        (orders / name / "pid").write_text(str(pid))
+    with server._order(Home(tmp_path), load("quickstart")["personal"], tmp_path / "run", 1, 1):
+        assert not (orders / f"{dead.pid}-1").exists()
+        assert (orders / f"{dead.pid}-2").exists()  # it is still carried out
+        assert (orders / f"{os.getpid()}-3").exists()
+
+
+def test_a_node_that_is_told_to_end_clears_away(tmp_path):
+    command = [sys.executable, "-m", "sparsona", "fleet", "node", f"127.0.0.1:{free_port()}", "--client", "0"]
+    command += ["--insecure", "--trial-part", "--home", str(tmp_path / "node")]
+    where = os.environ | {"TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=where)
+    assert "cannot be reached" in process.stderr.readline()
+    assert len(list(tmp_path.glob("sparsona-*"))) == 1
+    process.terminate()
+    _, told = process.communicate(timeout=60)
+    assert "stopped" in told
+    assert list(tmp_path.glob("sparsona-*")) == []
+
+
+def test_a_port_that_is_taken(tmp_path):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        with pytest.raises(FleetError, match=r"port \d+ of 127\.0\.0\.1 is taken; choose another with --port"):
+            start_superlink(Home(tmp_path), "127.0.0.1", s.getsockname()[1], secure=False)
+
+
+def test_commands_refuse_what_cannot_be(tmp_path):
+    home = str(tmp_path / "server")
+    assert "has no server yet; start one with: sparsona fleet server" in refused(
+        "fleet", "run", home, "quickstart", "--only", "personal"
+    )
+    assert "has no server yet" in refused("fleet", "status", home)
+    assert "has several variants; choose one with --only: " in refused("fleet", "trial", "quickstart")
+    assert "nodes = 0: must be from 1 to 64" in refused(
+        "fleet", "trial", "quickstart", "--only", "personal", "--nodes", "0"
+    )
+    assert "max-mb = 0: must be" in refused("fleet", "node", "h:1", "--client", "0", "--trial-part", "--max-mb", "0")
+    assert "no data: give one of --data, --source" in refused("fleet", "node", "h:1", "--client", "0")
+    assert "client = -1: must be at least 0" in refused("fleet", "node", "h:1", "--client", "-1", "--trial-part")
+    assert "must be one of digits" in refused("fleet", "node", "h:1", "--client", "0", "--source", "nonsense")
+    assert "classes = 1: must be at least 2" in refused(
+        "fleet", "node", "h:1", "--client", "0", "--data", "x", "--classes", "1"
+    )
+    assert "h is another machine" in refused("fleet", "node", "h:1", "--client", "0", "--trial-part")
+    assert "give at least one" in refused("fleet", "keys", home)
+    assert "days = 0: must be" in refused("fleet", "keys", home, "--host", "h", "--days", "0")
+    assert "'A b' must be small letters" in refused("fleet", "keys", home, "--nodes", "A b")
+
+
+def test_a_run_of_a_fleet_is_not_resumed_in_simulation(tmp_path):
+    from sparsona.config import load
+    from sparsona.results import Run
+
+    Run.create(tmp_path / "run", load("quickstart")["personal"], {"fleet_run": "abc"})
+    assert "is the run of a fleet" in refused("resume", str(tmp_path / "run"))
+
+
+def test_without_flower_the_commands_say_what_to_install(monkeypatch):
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for command in (("trial", "quickstart"), ("keys", "x"), ("server", "x"), ("status", "x"), ("run", "x", "y")):
+        assert "pip install 'sparsona[flower]'" in refused("fleet", *command)
+
+
+def test_the_device_side_of_flower_imports_no_torch():
+    code = "import sys, sparsona.engines.flower; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "False"
+
+
+GOOD = {"x": np.zeros((4, 8, 8), np.uint8), "y": np.array([0, 1, 2, 1])}
+BAD = {
+    "no y": ({"x": GOOD["x"]}, "has no y"),
+    "kind": (GOOD | {"x": np.zeros((4, 8, 8))}, "x is float64"),
+    "length": (GOOD | {"y": np.array([0, 1])}, "4 whole numbers are needed"),
+    "labels": (GOOD | {"y": np.array([0.0, 1, 2, 1])}, "y is float64"),
+    "negative": (GOOD | {"y": np.array([0, -1, 2, 1])}, "y goes from -1"),
+    "empty": ({"x": np.zeros((0, 8, 8), np.uint8), "y": np.zeros(0, int)}, "has no samples"),
+    "NaN": (GOOD | {"x": np.full((4, 3), np.nan, np.float32)}, "holds NaN"),
+    "half a test": (GOOD | {"x_test": GOOD["x"]}, "x_test and y_test, or none"),
+    "other test": (GOOD | {"x_test": np.zeros((1, 9, 9), np.uint8), "y_test": np.array([1])}, "they must be alike"),
+    "mean": (GOOD | {"mean": np.zeros(3)}, "mean must be 1 finite numbers"),
+    "std": (GOOD | {"std": np.zeros(1)}, "std must be 1 finite numbers"),
+    "objects": (GOOD | {"y": np.array([0, 1, 2, None])}, "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_files(what, tmp_path):
+    arrays, told = BAD[what]
+    np.savez(tmp_path / "f.npz", **arrays)
+    with pytest.raises(DataError, match=told):
+        read_npz(tmp_path / "f.npz")
+
+
+def test_good_files(tmp_path):
+    np.savez(tmp_path / "f.npz", **GOOD)
+    data = read_npz(tmp_path / "f.npz", classes=5)
+    assert (data.classes, data.shape, data.train, len(data)) == (5, (1, 8, 8), 4, 4)
+    np.savez(
+        tmp_path / "g.npz", x=np.ones((4, 3), np.float32), y=GOOD["y"], x_test=np.ones((1, 3), np.float32), y_test=[2]
+    )
+    data = read_npz(tmp_path / "g.npz")
+    assert (data.classes, data.shape, data.train, len(data)) == (3, (3,), 4, 5)
+    (tmp_path / "h.npz").write_text("nonsense")
+    for bad in ("h.npz", "missing.npz"):
+        with pytest.raises(DataError, match=r"cannot be read as \.npz with x and y"):
+            read_npz(tmp_path / bad)
+
+
+def test_a_node_with_nothing_to_learn_from(tmp_path):
+    line = call("fleet", "node", "127.0.0.1:1", "--client", "0", "--insecure", "--data", str(tmp_path / "none.npz"))
+    assert line.exit_code == 2
+    assert "none.npz cannot be read" in line.stderr
+
+
+def test_a_server_process_that_is_quick_to_start_is_found(tmp_path, monkeypatch):
+    """It may have written its number before whoever submitted it goes on."""
+    (tmp_path / "server.json").write_text(json.dumps({"host": "h", "port": 1, "secure": False}))
+    monkeypatch.setattr(server, "reachable", lambda *_: True)
+
+    def submit(home, work, attempts):
+        (work / "pid").write_text("0")
+        (work / "done").write_text("")
+
+    def follow(work, folder, recipe, listen, hear):
+        assert (work / "pid").is_file()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server, "_submit", submit)
+    monkeypatch.setattr(server, "_end_process", lambda work: None)
+    real = server._follow
+    monkeypatch.setattr(server, "_follow", lambda *a: real(*a) and follow(*a))
+    with pytest.raises(KeyboardInterrupt):
+        server.run_on_fleet(Home(tmp_path), load("quickstart")["personal"], tmp_path / "r", print, print)
+
+
+def test_a_node_that_can_no_longer_work_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(node, "_serve", lambda listener, station: None)
+    monkeypatch.setattr(node, "reachable", lambda host, port, seconds: True)
+    monkeypatch.setattr(
+        node, "_command", lambda options, secure, socket: [sys.executable, "-c", "import time; time.sleep(60)"]
+    )
+    options = node.NodeOptions("127.0.0.1:1", 0, tmp_path / "node", NodeData(), insecure=True)
+    with pytest.raises(FleetError, match="the part of this node that does the work has ended"):
+        node.run_node(options, lambda text: None)
+
+
+def test_one_node_in_a_home_and_what_a_killed_one_left_is_removed(tmp_path):
+    with _place(tmp_path / "node") as first:
+        assert first.is_dir()
+        told = r"another node is at work in .*node; each needs a --home of its own"
+        with pytest.raises(FleetError, match=told), _place(tmp_path / "node"):
+            pass
+    assert not first.exists()
+    first.mkdir()  # as if it had been killed
+    with _place(tmp_path / "node") as second:
+        assert not first.exists()
+        assert second.is_dir()
+
+
+def test_what_a_killed_node_left_is_ended_when_it_starts_again(tmp_path):
+    place = Path(tempfile.mkdtemp(prefix="sparsona-"))
+    (tmp_path / "node.lock").write_text(str(place))
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={"FLWR_HOME": str(place)})
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={"FLWR_HOME": f"{place}2"})
+    try:
+        with _place(tmp_path) as new:
+            assert left.wait(20) == -signal.SIGKILL
+            assert not place.exists()
+            assert new.is_dir()
+            last = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={"FLWR_HOME": str(new)})
+        assert last.wait(20) == -signal.SIGKILL  # of this node, which ends in good order
+        assert other.poll() is None
+    finally:
+        left.kill()
+        other.kill()
+
+
+def test_a_run_that_is_over_is_marked_and_no_other(tmp_path):
+    home = Home(tmp_path)
+    server._mark(home, tmp_path / "a", "stopped")  # nothing was told yet
+    home.status.write_text(json.dumps({"folder": str(tmp_path / "a"), "state": "at work"}))
+    server._mark(home, tmp_path / "b", "finished")
+    assert json.loads(home.status.read_text())["state"] == "at work"
+    server._mark(home, tmp_path / "a", "finished")
+    assert json.loads(home.status.read_text())["state"] == "finished"
+    assert [p.name for p in tmp_path.iterdir()] == ["status.json"]
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        ({"event": "all clients are there", "time": 1.0}, "all clients are there"),
+        ({"event": "not there at the start", "clients": [1, 2]}, "not there at the start: clients 1 (south), 2"),
+        ({"event": "left out", "client": 1, "round": 2, "why": "NaN"}, "left out: client 1 (south), round 2: NaN"),
+        ({"event": "left out", "client": 0, "why": "a\x1b[2J\nresults: b"}, "left out: client 0: a [2J results: b"),
+    ],
+)
+def test_what_happens_is_told_in_words(event, line):
+    assert in_words(event, {1: "south"}) == line
+
+
+def test_the_recipe_of_the_docs_is_one():
+    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+    (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    recipe = check(tomllib.loads(block))
+    assert (recipe.data.clients, recipe.fleet.min_answers, recipe.results.models) == (2, 2, True)

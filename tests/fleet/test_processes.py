@@ -1,0 +1,221 @@
+"""A fleet of processes on loopback, with TLS and node keys: as in the simulator to the bit, also when it is shaken."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'sparsona[flower]'")
+
+from command import ok, refused
+from fleet.test_fleet import files
+from fleet.test_trouble import events
+from small import recipe
+from sparsona.config import tables, to_toml
+from sparsona.engines.keep import Keep
+from sparsona.fleet.processes import Child, environment, free_port, stop_all
+from sparsona.fleet.server import _rounds_done, run_on_fleet
+from sparsona.fleet.trial import collect, loopback, suited
+from sparsona.methods import METHODS
+from sparsona.results import Run
+from sparsona.runner import run
+
+pytestmark = [pytest.mark.slow, pytest.mark.fleet, pytest.mark.timeout(1200)]
+
+
+def quiet(*_):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def mark(monkeypatch, tmp_path):
+    """What all processes that a test starts have in their environment, and none may outlive it."""
+    monkeypatch.setenv("SPARSONA_TEST", str(tmp_path))
+    yield f"SPARSONA_TEST={tmp_path}".encode()
+    assert left_behind(f"SPARSONA_TEST={tmp_path}".encode()) == []
+
+
+def left_behind(mark: bytes, seconds: float = 20.0) -> list[str]:
+    """Processes of a test that are still there; those that were told to end get a moment."""
+    end = time.monotonic() + seconds
+    while True:
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        if not found or time.monotonic() > end:
+            return found
+        time.sleep(0.5)
+
+
+def until(what, seconds=300.0):
+    """Wait until something is so."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it did not come to that in time"
+        time.sleep(0.2)
+
+
+def equal_on_a_fleet(methods, at, together):
+    """One fleet for several runs, some at a time: it takes long to start, and a run mostly waits for Flower."""
+    clients = {method: 3 if method == "beer" else 2 for method in methods}  # its neighbours are mutual
+    more = {"rounds": 2, "evaluate": {"every": 2}}
+    recipes = {m: suited(recipe(m, topology={"neighbours": n - 1}, **more), n) for m, n in clients.items()}
+    for method, r in recipes.items():
+        run(r, at / method / "local")
+    with loopback(max(clients.values())) as fleet:
+        for k in range(max(clients.values())):
+            fleet.start_node(k)
+
+        def same(method):
+            collect(run_on_fleet(fleet.home, recipes[method], at / method / "fleet", quiet, quiet, wait=300), fleet.top)
+            return files(at / method / "fleet") == files(at / method / "local")
+
+        with ThreadPoolExecutor(together) as threads:
+            found = dict(zip(methods, threads.map(same, methods), strict=True))
+    assert found == dict.fromkeys(methods, True)
+
+
+def test_a_real_fleet_equals_local_to_the_bit(tmp_path):
+    equal_on_a_fleet(["fedspa", "ditto", "dadpfl"], tmp_path, 3)
+
+
+@pytest.mark.timeout(3600)
+def test_every_method_on_a_real_fleet_equals_local_to_the_bit(tmp_path):
+    """Beside test_fleet.py, which compares all of them in one process, through the same ClientApp."""
+    equal_on_a_fleet(sorted(METHODS), tmp_path, 3)
+
+
+def test_chaos(tmp_path):
+    """Nodes are killed and come back, one lies, the server process is killed: all is named, the honest are intact."""
+    rounds, honest = 12, (0, 1, 2)
+    r = suited(recipe("ditto", rounds=rounds, evaluate={"every": rounds}, fleet={"per_round": 4, "timeout": 45.0}), 4)
+    draw = random.Random(7)
+    over = threading.Event()
+    strikes = [(2, "node 0"), (4, "server"), (6, "node 1"), (8, "node 2")]  # after so many rounds
+    struck: list[str] = []
+    with loopback(4) as world:
+        for k in honest:
+            world.start_node(k)
+        world.start_node(3, (str(Path(__file__).with_name("liar.py")),))
+
+        def shake():
+            for after, what in strikes:
+                while _rounds_done(tmp_path / "fleet") < after:
+                    if over.wait(0.1):
+                        return
+                over.wait(draw.uniform(0, 5))
+                if what == "server":
+                    (pid,) = (world.home.path / "orders").glob("*/pid")
+                    os.kill(int(pid.read_text()), signal.SIGKILL)
+                else:
+                    k = int(what.split()[1])
+                    world.nodes[k].process.kill()
+                    over.wait(draw.uniform(0, 5))
+                    world.nodes[k].stop(0)
+                    world.start_node(k)
+                struck.append(what)
+
+        thread = threading.Thread(target=shake)
+        thread.start()
+        try:
+            done = run_on_fleet(world.home, r, tmp_path / "fleet", quiet, print, wait=300)
+        finally:
+            over.set()
+            thread.join()
+        versions = json.loads((done.path / "state" / "versions.json").read_text())
+        name = json.loads((done.path / "run.json").read_text())["fleet_run"]
+        for k in honest:  # what the server believes is what the device has
+            assert Keep(world.top / f"node-{k}" / name).get(versions[str(k)])
+            trained = sum(k not in row["left_out"] for row in done.rounds)
+            assert versions[str(k)].startswith(f"{trained - 1}-")
+    assert struck == [what for _, what in strikes]
+    whys = {row["round"]: row.get("why_left_out", {}).get("3", "") for row in done.rounds}
+    lies = {2: "NaN or Inf", 4: "part 'theta'", 6: "an answer to something else: from is", 8: "no parcel|not a parcel"}
+    assert {t: why for t, why in whys.items() if t in lies and not re.search(lies[t], why)} == {}
+    assert "resumed" in {e["event"] for e in events(done.path)}
+    assert done.summary["accuracy"] > 0.5
+
+
+def test_the_commands_and_a_superlink_that_is_killed(tmp_path):
+    """What users type on three machines; the SuperLink is killed in the middle, and a node has a key of nobody's."""
+    r = recipe("ditto", rounds=4, data={"clients": 2}, fleet={"per_round": 2})
+    (tmp_path / "small.toml").write_text(to_toml(tables(r)))
+    home, port, env = tmp_path / "server", free_port(), environment(tmp_path)
+    ok("fleet", "keys", str(home / "keys"), "--host", "localhost", "--nodes", "north,south")
+    ok("fleet", "keys", str(tmp_path / "other"), "--nodes", "stranger")
+    sparsona = [sys.executable, "-m", "sparsona", "fleet"]
+    children = [Child([*sparsona, "server", str(home), "--port", str(port)], tmp_path / "server.log", env)]
+    try:
+        until(lambda: "the server listens" in (tmp_path / "server.log").read_text())
+        keys = (home / "keys" / "north.key", home / "keys" / "south.key", tmp_path / "other" / "stranger.key")
+        for k, key in enumerate(keys):
+            command = [
+                *sparsona,
+                "node",
+                f"127.0.0.1:{port}",
+                "--client",
+                str(k),
+                "--home",
+                str(tmp_path / f"node-{k}"),
+            ]
+            command += ["--trial-part", "--ca", str(home / "keys" / "ca.crt"), "--key", str(key)]
+            children.append(Child(command, tmp_path / f"node-{k}.log", env))
+        command = [*sparsona, "run", str(home), "small.toml", "--out", "run", "--wait", "300"]
+        process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
+        until(lambda: _rounds_done(tmp_path / "run") >= 1)
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                if any(w.endswith("flower-superlink") for w in words[:2]) and str(home / "flower.sqlite") in words:
+                    os.kill(int(entry.name), signal.SIGKILL)
+        out, _ = process.communicate(timeout=900)
+        assert process.returncode == 0
+        assert "results: run" in out
+        told = json.loads(ok("fleet", "status", str(home), "--json").stdout)
+        assert {n["name"]: n["status"] for n in told["nodes"]} == {"north": "online", "south": "online"}
+        assert (told["run"]["round"], told["run"]["rounds"]) == (4, 4)
+        assert "the SuperLink ended" in (tmp_path / "server.log").read_text()
+        assert "its key is not registered here" in " ".join((tmp_path / "server.log").read_text().split())
+        refusals = (tmp_path / "node-2.log").read_text().count("the server refuses this node")
+        assert 1 <= refusals <= 2  # by the SuperLink that was killed, and by the next
+        assert "client 0 is connected to 127.0.0.1" in (tmp_path / "node-0.log").read_text()
+        assert told["run"]["state"] == "finished"
+        assert "is the run of a fleet" in refused("export", str(tmp_path / "run"), "--client", "0", "--to", "x.onnx")
+    finally:
+        stop_all(children)
+    run(r, tmp_path / "local")
+    collect(Run.open(tmp_path / "run"), tmp_path)
+    assert files(tmp_path / "run") == files(tmp_path / "local")
+
+
+def test_the_trial_command(tmp_path, mark):
+    """What a user types: it prints the result, writes an ordinary run folder, and Ctrl-C leaves nothing behind."""
+    r = recipe("fedavg", rounds=2, data={"clients": 2}, fleet={"per_round": 2})
+    (tmp_path / "small.toml").write_text(to_toml(tables(r)))
+    command = [sys.executable, "-m", "sparsona", "fleet", "trial", "small.toml", "--nodes", "2", "--out", "run"]
+    here = {"cwd": tmp_path, "env": os.environ | {"TMPDIR": str(tmp_path)}, "text": True}
+    done = subprocess.run(command, capture_output=True, timeout=900, **here)
+    assert done.returncode == 0, done.stderr
+    assert "results: run" in done.stdout
+    run(r, tmp_path / "local")
+    assert files(tmp_path / "run") == files(tmp_path / "local")
+    assert not any(b"PRIVATE KEY" in p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file())
+    assert left_behind(mark) == []
+    process = subprocess.Popen([*command[:-1], "stopped"], stderr=subprocess.PIPE, **here)
+    until(lambda: list(tmp_path.glob("sparsona-trial-*/node-1.log")))
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=300)
+    assert "error: stopped" in err
+    assert list(tmp_path.glob("sparsona-*")) == []

@@ -1,0 +1,525 @@
+"""What goes wrong on a fleet is named, and never mixed in."""
+
+import json
+import re
+import shutil
+import sys
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'sparsona[flower]'")
+
+import torch
+
+from fleet.test_fleet import files
+from fleet.world import World
+from small import recipe
+from sparsona.core.wire import Bits, Message, Values, encode
+from sparsona.engines.parcels import pack, unpack
+from sparsona.engines.rounds import TooFew
+from sparsona.fleet import FleetError
+from sparsona.fleet.data import NodeData
+from sparsona.results import Run
+from sparsona.runner import run
+
+
+def everyone(name="ditto", /, **more):
+    """A recipe in which all take part, and nobody is waited for long."""
+    fleet = {"per_round": 6, "timeout": 0.5, **more.pop("fleet", {})}
+    return recipe(name, fleet=fleet, **more)
+
+
+def events(path):
+    return [json.loads(line) for line in (path / "fleet.jsonl").read_text().splitlines()]
+
+
+def answers(data, kind="local"):
+    """Whether a parcel is a job of this kind, and its round."""
+    head, _ = unpack(data)
+    return head["t"] if head.get("kind") == kind else None
+
+
+def liar(change, rounds=(1,)):
+    """Client 2 changes what it answers in some rounds."""
+
+    def lie(k, data, answer):
+        if k == 2 and answers(data) in rounds:
+            head, blobs = unpack(answer)
+            return change(head, [bytes(b) for b in blobs])
+        return answer
+
+    return lie
+
+
+def message(value, size):
+    return encode(Message(theta=Values(torch.full((size,), value)), samples=5))
+
+
+LIES = {
+    "garbage": (lambda head, blobs: b"garbage" * 100, "not a parcel"),
+    "nothing": (lambda head, blobs: b"", "0 bytes are no parcel"),
+    "half": (lambda head, blobs: pack(head, blobs)[:-9], "bytes follow the head"),
+    "not a message": (lambda head, blobs: pack(head, [b"x" * len(blobs[0])]), "do not start like a message"),
+    "a small message of a large mask": (
+        lambda head, blobs: pack(head, [encode(Message(theta=Bits(torch.zeros(1 << 24, dtype=torch.bool))))]),
+        "takes 16777216 bytes, the limit leaves",
+    ),
+    "NaN": (lambda head, blobs: pack(head, [message(float("nan"), 4810)]), "NaN or Inf"),
+    "shape": (lambda head, blobs: pack(head, [message(1.0, 7)]), "theta"),
+    "other client": (lambda head, blobs: pack(head | {"k": 1}, blobs), "k is 1, not 2"),
+    "old round": (lambda head, blobs: pack(head | {"t": 0}, blobs), "t is 0, not 1"),
+    "other run": (lambda head, blobs: pack(head | {"run": "x"}, blobs), "run is 'x'"),
+    "old version": (lambda head, blobs: pack(head | {"from": None}, blobs), "from is None"),
+    "next version": (lambda head, blobs: pack(head | {"version": "9-" + "0" * 16}, blobs), "version '9-"),
+    "replay": (lambda head, blobs: pack(head | {"ask": "0" * 16}, blobs), "ask is '0000"),
+    "flops": (lambda head, blobs: pack(head | {"flops": -1}, blobs), "flops -1"),
+    "score": (
+        lambda head, blobs: pack(head | {"score": {"correct": 9, "samples": 1, "loss": 0.0}}, blobs),
+        "9 correct of 1",
+    ),
+    "bytes alone": (lambda head, blobs: pack(head | {"spoke": False, "sent": 5}, blobs), "message in another form"),
+    "no message": (lambda head, blobs: pack(head | {"spoke": False}), "message in another form"),
+    "huge seconds": (lambda head, blobs: pack(head | {"seconds": 10**400}, blobs), "seconds 10"),
+    "huge notes": (lambda head, blobs: pack(head | {"notes": {"x": -(10**400)}}, blobs), "notes must be"),
+    "no score": (lambda head, blobs: pack(head | {"score": None}, blobs), "without the score"),
+    "notes": (lambda head, blobs: pack(head | {"notes": {"x": "y"}}, blobs), "notes must be"),
+    "silence": (lambda head, blobs: None, "no answer within 0.5 seconds"),
+    "error": (lambda head, blobs: pack(head | {"error": "out of memory"}), "out of memory"),
+}
+
+
+@pytest.mark.parametrize("what", LIES)
+def test_who_lies_is_left_out_and_named(what, tmp_path):
+    change, told = LIES[what]
+    world = World(tmp_path, 6, lie=liar(change))
+    done = world.run(everyone(), tmp_path / "fleet")
+    assert [row["left_out"] for row in done.rounds] == [[], [2], []]
+    why = done.rounds[1]["why_left_out"]["2"]
+
+    assert re.search(told, why), why
+    assert {"event": "left out", "client": 2, "round": 2, "why": why}.items() <= events(tmp_path / "fleet")[-1].items()
+    assert done.summary["before"]["loss"] < 10  # nothing of it was mixed in
+
+
+def test_a_peer_whose_message_can_be_read_by_the_server_is_left_out(tmp_path):
+    """Among peers only bytes count, so that what the server would decode is not what was asked for."""
+    world = World(tmp_path, 6, lie=liar(lambda head, blobs: pack(head | {"spoke": True, "sent": None}, blobs)))
+    done = world.run(everyone("dadpfl"), tmp_path / "fleet")
+    assert [row["left_out"] for row in done.rounds] == [[], [2], []]
+    assert "message in another form" in done.rounds[1]["why_left_out"]["2"]
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), 1e308])
+def test_who_is_missing_from_a_test_is_named(loss, tmp_path):
+    def lie(k, data, answer):
+        if k == 2 and answers(data, "evaluate") == 1:
+            head, _ = unpack(answer)
+            return pack(head | {"score": head["score"] | {"loss": loss}})
+        return answer
+
+    done = World(tmp_path, 6, lie=lie).run(everyone(), tmp_path / "fleet")
+    told = [row.get("not_tested", {}) for row in done.rounds]
+    assert [list(row) for row in told] == [[], ["2"], []]
+    assert "with loss" in told[1]["2"]
+    assert [row["before"]["clients"] for row in done.rounds] == [6, 5, 6]
+    assert all(0 < row["before"]["loss"] < 10 for row in done.rounds)
+    (event,) = [e for e in events(tmp_path / "fleet") if e["event"] == "not tested"]
+    assert {"client": 2, "round": 2, "job": "evaluate", "why": told[1]["2"]}.items() <= event.items()
+
+
+def test_one_who_is_left_out_goes_on_from_where_the_server_knows_it(tmp_path):
+    """The device trained and kept a new value, but its answer was lost: both go on from the value before."""
+    world = World(tmp_path, 6, lie=liar(LIES["silence"][0]))
+    done = world.run(everyone(rounds=4), tmp_path / "fleet")
+    assert [row["left_out"] for row in done.rounds] == [[], [2], [], []]
+    versions = json.loads((tmp_path / "fleet" / "state" / "versions.json").read_text())
+    assert {k: v.partition("-")[0] for k, v in versions.items()} == {
+        "0": "3", "1": "3", "2": "2", "3": "3", "4": "3", "5": "3",
+    }  # fmt: skip
+
+
+def test_who_is_away_is_not_waited_for_and_comes_back_as_it_was(tmp_path):
+    world = World(tmp_path, 6)
+    real = world.get_nodes
+    seen = []
+
+    def nodes():
+        status = Run(tmp_path / "fleet").rows("rounds") if (tmp_path / "fleet" / "rounds.jsonl").is_file() else []
+        seen[:] = status
+        world.away = {4} if len(seen) == 1 else set()
+        return real()
+
+    world.get_nodes = nodes
+    done = world.run(everyone(rounds=3, fleet={"timeout": 60.0}), tmp_path / "fleet")
+    assert [row["why_left_out"] for row in done.rounds if row["left_out"]] == [{"4": "not there"}]
+    assert done.rounds[1]["down"] == done.rounds[0]["down"] * 5 // 6  # nothing was sent to it
+
+
+def lose_state(world, t):
+    """Client 2 loses all that it keeps in round t, once."""
+    struck = []
+
+    def lie(k, data, answer):
+        if k == 2 and answers(data) == t and not struck:
+            struck.append(k)
+            for folder in (world.folder / "node-2").iterdir():
+                shutil.rmtree(folder)
+            return world.stations[2].answer(data)
+        return answer
+
+    world.lie = lie
+
+
+def test_a_device_that_lost_its_part_of_a_model_is_sent_the_whole_one(tmp_path):
+    """After its warm-up LG-FedAvg sends those that it has met the shared part alone; this one has no other part."""
+    world = World(tmp_path, 6)
+    lose_state(world, 2)
+    method = {"share": "head", "warmup": 1}
+    done = world.run(everyone("lgfedavg", rounds=4, method=method), tmp_path / "fleet")
+    down = {(row["round"], row["client"]): row["down"] for row in done.rows("clients")}
+    assert down[4, 2] == down[1, 2] > 2 * down[4, 1]
+
+
+@pytest.mark.parametrize(
+    "method", ["ditto", "fedspa", "fedpse", "fedstc", "subfedavg", "fedmask", "lgfedavg", "dadpfl"]
+)
+def test_a_device_that_lost_its_state_begins_anew_on_both_sides(method, tmp_path):
+    world = World(tmp_path, 6)
+    lose_state(world, 1)
+    done = world.run(everyone(method, rounds=4), tmp_path / "fleet")
+    assert [row["left_out"] for row in done.rounds] == [[], [2], [], []]
+    assert done.rounds[1]["why_left_out"]["2"].startswith("begins anew: version 0-")
+    versions = json.loads((tmp_path / "fleet" / "state" / "versions.json").read_text())
+    assert versions["2"].startswith("1-")  # two rounds since
+    assert versions["1"].startswith("3-")
+
+
+def test_a_damaged_value_is_not_used(tmp_path):
+    def lie(k, data, answer):
+        if k == 2 and answers(data) == 1:
+            for file in (tmp_path / "node-2").glob("*/0-*.value"):
+                file.write_bytes(b"x" + file.read_bytes()[1:])
+            return world.stations[2].answer(data)
+        return answer
+
+    world = World(tmp_path, 6, lie=lie)
+    done = world.run(everyone(), tmp_path / "fleet")
+    assert "is damaged" in done.rounds[1]["why_left_out"]["2"]
+
+
+@pytest.mark.parametrize("method", ["ditto", "fedspa", "dadpfl"])
+def test_a_server_that_died_goes_on_from_an_older_checkpoint(method, tmp_path):
+    """Devices are ahead of the checkpoint: they do those rounds again, and the end is the same to the bit."""
+    r = everyone(method, rounds=6, checkpoint_every=3)
+    run(r, tmp_path / "local")
+    world = World(tmp_path, 6)
+    dead = []
+
+    class Killed(BaseException):
+        pass
+
+    def lie(k, data, answer):
+        if k == 5 and answers(data) == 4 and not dead:
+            dead.append(k)
+            raise Killed
+        return answer
+
+    world.lie = lie
+    from sparsona.engines.store import Store
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "rescue", lambda self: None)  # as if killed: nothing is saved at the last moment
+        with pytest.raises(Killed):
+            world.run(r, tmp_path / "fleet")
+    assert len(Run(tmp_path / "fleet").rounds) == 4
+    world.run(r, tmp_path / "fleet")
+    assert files(tmp_path / "fleet") | world.values(tmp_path / "fleet") == files(tmp_path / "local")
+    assert "resumed" in [e["event"] for e in events(tmp_path / "fleet")]
+
+
+def test_a_run_goes_on_only_as_what_it_began_as(tmp_path):
+    r, out = everyone(), tmp_path / "fleet"
+    world = World(tmp_path, 6, lie=lambda k, data, answer: None if answers(data) == 1 else answer)
+    with pytest.raises(TooFew):
+        world.run(replace(r, fleet=replace(r.fleet, timeout=0.1)), out)
+    told = json.loads((out / "run.json").read_text())
+    world.lie = lambda k, data, answer: answer
+    for key in ("classes", "parameters"):
+        (out / "run.json").write_text(json.dumps(told | {key: 7}))
+        with pytest.raises(FleetError, match=rf"fleet began with 7 {key}, and the fleet has \d+"):
+            world.run(r, out)
+    (out / "run.json").write_text(json.dumps({"sparsona": "0.1"}))
+    with pytest.raises(FleetError, match=r"is not the run of a fleet; go on with: sparsona resume"):
+        world.run(r, out)
+    (out / "run.json").write_text(json.dumps(told | {"sparsona": "0.0.1"}))
+    assert world.run(r, out).finished
+    assert any("sparsona was 0.0.1" in e.get("what", "") for e in events(out))
+    world.away = set(range(6))
+    assert world.run(r, out, wait=0.1).finished  # nobody is needed for what is done
+
+
+def test_the_status_is_of_this_run_from_the_start_and_counts_on_after_a_crash(tmp_path):
+    status, seen = tmp_path / "status.json", []
+    status.write_text(json.dumps({"run": "another", "round": 9, "clients": {"0": {"down": 1, "up": 1, "seen": 1}}}))
+
+    def look(k, data, answer):
+        told = json.loads(status.read_text())
+        seen.append((told["run"], told["round"], told["clients"].get("0", {}).get("up", 0)))
+        return None if answers(data) == 1 and len(seen) < 40 else answer
+
+    world = World(tmp_path, 6, lie=look)
+    r = everyone(fleet={"timeout": 0.1})
+    with pytest.raises(TooFew):
+        world.run(r, tmp_path / "fleet", status=str(status))
+    name = json.loads((tmp_path / "fleet" / "run.json").read_text())["fleet_run"]
+    assert seen[0] == (name, 0, 0)
+    assert seen[-1][:2] == (name, 1)
+    before = seen[-1][2]
+    assert before > 0
+    world.lie = lambda k, data, answer: answer
+    world.run(r, tmp_path / "fleet", status=str(status))
+    assert json.loads(status.read_text())["clients"]["0"]["up"] > 1.5 * before
+
+
+def test_too_few_answers(tmp_path):
+    world = World(tmp_path, 6, lie=lambda k, data, answer: None if k > 2 and answers(data) == 1 else answer)
+    with pytest.raises(TooFew, match=r"round 2 has 3 of at least 4 answers: client 3: no answer within 0.1 seconds; "):
+        world.run(everyone(fleet={"min_answers": 4, "timeout": 0.1}), tmp_path / "fleet")
+    assert len(Run(tmp_path / "fleet").rounds) == 1
+    world.lie = lambda k, data, answer: answer
+    world.run(everyone(), tmp_path / "fleet")  # goes on
+    assert Run(tmp_path / "fleet").finished
+
+
+@pytest.mark.parametrize("what", ["NaN", "shape"])
+def test_what_cannot_be_used_is_no_answer(what, tmp_path):
+    world = World(tmp_path, 6, lie=liar(LIES[what][0]))
+    with pytest.raises(TooFew, match=r"round 2 has 5 of at least 6 answers: client 2: "):
+        world.run(everyone(fleet={"min_answers": 6}), tmp_path / "fleet")
+    assert len(Run(tmp_path / "fleet").rounds) == 1
+
+
+def test_more_rounds_between_checkpoints_than_devices_keep_are_refused(tmp_path):
+    with pytest.raises(FleetError, match=r"engine.checkpoint_every = 101: must be at most 100 on a fleet"):
+        World(tmp_path, 6).run(everyone(checkpoint_every=101), tmp_path / "fleet")
+
+
+PEER_LIES = {
+    "garbage": ("dadpfl", b"garbage", "too few for a message"),
+    "shape": ("dadpfl", encode(Message(model=Values(torch.ones(7)))), "model is Values of part, not Sparse of 4810"),
+    "NaN": ("dadpfl", encode(Message(model=Values(torch.full((4810,), float("nan"))))), "NaN or Inf"),
+    "other parts": ("dadpfl", message(1.0, 4810), "the parts are theta, samples, not model"),
+    "no parts": ("dispfl", encode(Message()), "the parts are none, not model"),
+    "wrong count": ("gossipfl", encode(Message(theta=Values(torch.ones(7)), round=2)), "suspected: "),
+}
+
+
+@pytest.mark.parametrize("what", PEER_LIES)
+def test_a_peer_that_lies_to_its_neighbours_is_named_by_them_and_nobody_else_is_left_out(what, tmp_path):
+    method, bad, told = PEER_LIES[what]
+    world = World(tmp_path, 6, lie=liar(lambda head, blobs: pack(head, [bad])))
+    done = world.run(everyone(method, rounds=4), tmp_path / "fleet")
+    found = [e for e in events(tmp_path / "fleet") if e["event"] == "unusable message" and e["by"] != 2]
+    assert "2" in {e["client"] for e in found}
+    assert {e["round"] for e in found} >= {3}
+    assert {e["why"] for e in found if told not in e["why"]} == set()
+    if not told.startswith("suspected"):
+        assert {e["client"] for e in found} == {"2"}
+    assert all(set(row["left_out"]) <= {2} for row in done.rounds)
+
+
+def test_two_nodes_with_one_client(tmp_path):
+    world = World(tmp_path, 6, keyed=False)
+    world.stations[4].client = 1
+    with pytest.raises(FleetError, match=r"says that it is client 1, and so does node"):
+        world.run(everyone(), tmp_path / "fleet")
+    assert not (tmp_path / "fleet").exists()
+
+
+def test_without_keys_a_node_that_was_started_again_is_taken_when_its_old_self_is_gone(tmp_path):
+    """Flower shows the old one for about a minute longer, under another number."""
+    world = World(tmp_path, 7, keyed=False, away={6})
+    world.stations[6] = world.stations[1]
+    real = world.get_nodes
+
+    def nodes():
+        done = len(Run(tmp_path / "fleet").rounds) if (tmp_path / "fleet" / "rounds.jsonl").is_file() else 0
+        world.away = {0: {6}, 1: set()}.get(done, {1})  # both in round 2, the new one alone from round 3 on
+        return real()
+
+    world.get_nodes = nodes
+    done = world.run(everyone(rounds=4), tmp_path / "fleet")
+    assert [row["left_out"] for row in done.rounds] == [[], [], [], []]
+    assert [e["node"] for e in events(tmp_path / "fleet") if e["event"] == "refused"] == [1006]
+
+
+def test_a_node_speaks_for_its_own_client_alone(tmp_path):
+    world = World(tmp_path, 6)
+    world.stations[4].client = 1
+    with pytest.raises(
+        FleetError, match=r"the node of client 4: it speaks for client 1, but its key is that of client 4"
+    ):
+        world.run(everyone(), tmp_path / "fleet")
+
+
+def test_without_keys_nodes_are_taken_at_their_word(tmp_path):
+    r = everyone()
+    run(r, tmp_path / "local")
+    world = World(tmp_path, 6, keyed=False)
+    world.stations.reverse()
+    world.run(r, tmp_path / "fleet")
+    state = {n: d for n, d in files(tmp_path / "local").items() if "client-" not in n}
+    assert {n: d for n, d in files(tmp_path / "fleet").items() if "client-" not in n} == state
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_nodes_that_a_recipe_does_not_ask_for_do_not_matter(keyed, tmp_path):
+    r = everyone(data={"clients": 4}, fleet={"per_round": 4})
+    run(r, tmp_path / "local")
+    world = World(tmp_path, 6, keyed=keyed)
+    world.run(r, tmp_path / "fleet")
+    assert files(tmp_path / "fleet") | world.values(tmp_path / "fleet") == files(tmp_path / "local")
+    assert not list((tmp_path / "node-5").glob("*"))
+
+
+def test_nodes_that_a_recipe_does_not_ask_for_do_not_make_a_round_of_peers(tmp_path):
+    """Three of four are needed, and two of them are there, beside two others."""
+    world = World(tmp_path, 6)
+    real = world.get_nodes
+
+    def nodes():
+        world.away = {2, 3} if (tmp_path / "fleet" / "rounds.jsonl").is_file() else set()
+        return real()
+
+    world.get_nodes = nodes
+    r = everyone("dadpfl", data={"clients": 4}, fleet={"per_round": 4, "min_answers": 3, "timeout": 0.2})
+    with pytest.raises(TooFew, match=r"round 1 needs at least 3 clients, and 2 are there"):
+        world.run(r, tmp_path / "fleet", wait=1)
+
+
+def test_another_version_of_sparsona(tmp_path):
+    world = World(tmp_path, 6)
+    world.stations[3].version = "0.0.9"
+    with pytest.raises(FleetError, match=r"the node of client 3: this device has Sparsona 0.0.9, the server "):
+        world.run(everyone(), tmp_path / "fleet")
+
+
+def heard(world):
+    """What stations tell whoever looks after them, by client."""
+    lines = [[] for _ in world.stations]
+    for station, told in zip(world.stations, lines, strict=True):
+        station.tell = told.append
+    return lines
+
+
+def test_a_refusal_is_told_on_the_node_too_and_once(tmp_path):
+    world = World(tmp_path, 6)
+    lines = heard(world)
+    world.stations[3].version = "0.0.9"
+    for _ in range(2):
+        with pytest.raises(FleetError, match="this device has Sparsona"):
+            world.run(everyone(), tmp_path / "fleet")
+    (line,) = lines[3]
+    assert line.startswith("this device has Sparsona 0.0.9, the server ")
+    world.stations[3].version = world.stations[2].version
+    world.stations[4].client = 1
+    with pytest.raises(FleetError, match="its key is that of client 4"):
+        world.run(everyone(), tmp_path / "fleet")
+    assert lines[4] == ["the server refuses this node: it speaks for client 1, but its key is that of client 4"]
+    assert lines[5] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "model", "told"), [("fashion-mnist", "lenet", "fashion-mnist"), ("digits", "lenet", "'lenet' cannot be")]
+)
+def test_data_that_are_not_there_or_do_not_fit_are_told_on_the_node(source, model, told, tmp_path):
+    world = World(tmp_path, 6, data=NodeData(data_dir=tmp_path / "empty"))
+    lines = heard(world)
+    r = everyone(data={"source": source})
+    with pytest.raises(FleetError, match=told):
+        world.run(replace(r, model=replace(r.model, name=model)), tmp_path / "fleet")
+    assert [told in " ".join(line) for line in lines] == [True] * 6
+
+
+def test_two_nodes_with_one_client_are_told_on_the_node_that_is_refused(tmp_path):
+    world = World(tmp_path, 6, keyed=False)
+    world.stations[4].client = 1
+    lines = heard(world)
+    with pytest.raises(FleetError):
+        world.run(everyone(), tmp_path / "fleet")
+    told = "the server refuses this node: it says that it is client 1, and so does node "
+    assert sorted(map(tuple, lines))[:5] == [()] * 5
+    assert (lines[1], lines[4]) in (([], [f"{told}1001"]), ([f"{told}1004"], []))  # whoever is heard first
+
+
+def test_other_classes_are_told_on_the_node(tmp_path):
+    world = World(tmp_path, 6)
+    lines, build = heard(world), world.stations[4].build
+    world.stations[4].build = lambda raw, k: (build(raw, k)[0], build(raw, k)[1] | {"classes": 9})
+    with pytest.raises(FleetError, match="client 4 has data with classes 9, client 0 with 10"):
+        world.run(everyone(), tmp_path / "fleet")
+    assert "client 4 has data with classes 9" in lines[4][0]
+
+
+def test_nobody_is_there(tmp_path):
+    world = World(tmp_path, 6, away={0, 1, 2, 3, 4, 5})
+    with pytest.raises(FleetError, match=r"after 0.2 seconds 0 of 6 clients are there, and at least 1 .*0, 1, 2, 3"):
+        world.run(everyone(), tmp_path / "fleet", wait=0.2)
+
+
+def test_what_was_sent_to_nobody_is_on_nobodys_account(tmp_path):
+    done = World(tmp_path, 6, away={5}).run(everyone("dispfl"), tmp_path / "fleet", wait=0.2)
+    assert [row["left_out"] for row in done.rounds] == [[5]] * 3
+    assert [row["up"] for row in done.rounds] == [row["down"] for row in done.rounds]
+
+
+def test_some_are_not_there_at_the_start(tmp_path):
+    world = World(tmp_path, 6, away={5})
+    done = world.run(everyone(), tmp_path / "fleet", wait=0.2)
+    assert [row["left_out"] for row in done.rounds] == [[5]] * 3
+    assert events(tmp_path / "fleet")[0]["event"] == "not there at the start"
+
+
+def test_a_model_that_does_not_fit_the_data(tmp_path):
+    world = World(tmp_path, 6)
+    r = everyone()
+    order = world.order(r, tmp_path / "fleet")
+    order["recipe"]["model"]["name"] = "lenet"
+    from sparsona.engines.flower import GridPost
+    from sparsona.fleet.serve import serve
+
+    with pytest.raises(FleetError, match=r"^the node of client 0, .*client 5: model 'lenet' cannot be made for [^;]*$"):
+        serve(GridPost(world), order, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["os:system", "this: x", "this:", ":x", "os.path:join:x"])
+def test_code_of_others_is_not_loaded_unless_allowed(name, tmp_path, monkeypatch):
+    world = World(tmp_path, 6)
+    r = everyone()
+    monkeypatch.delitem(sys.modules, "this", raising=False)
+    with pytest.raises(FleetError, match=rf"model.name = '{re.escape(name)}' is not Sparsona's own.*--allow-plugins"):
+        world.run(replace(r, model=replace(r.model, name=name)), tmp_path / "fleet")
+    assert "this" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(ValueError("bad"), "bad"), (KeyError("x"), "KeyError: 'x'"), (None, None)]
+)
+def test_what_went_wrong_is_told_to_whoever_waits_but_not_that_the_way_broke(error, told, tmp_path, monkeypatch):
+    import httpx
+
+    from sparsona.fleet import serve
+
+    def fail(*_):
+        raise error or httpx.ConnectError("refused")
+
+    monkeypatch.setattr(serve, "serve", fail)
+    (tmp_path / "order.json").write_text("{}")
+    with pytest.raises(type(error) if error else httpx.ConnectError):
+        serve.main(None, {"order": str(tmp_path)})
+    assert not (tmp_path / "done").exists()
+    if told is None:
+        assert not (tmp_path / "error").exists()  # it is started again
+    else:
+        assert (tmp_path / "error").read_text().splitlines()[0] == told
