@@ -213,6 +213,7 @@ def test_the_trial_command(tmp_path, mark):
     assert files(tmp_path / "run") == files(tmp_path / "local")
     assert not any(b"PRIVATE KEY" in p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file())
     assert left_behind(mark) == []
+    here |= {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}  # background jobs of scripts ignore it
     process = subprocess.Popen([*command[:-1], "stopped"], stderr=subprocess.PIPE, **here)
     until(lambda: list(tmp_path.glob("sparsona-trial-*/node-1.log")))
     process.send_signal(signal.SIGINT)

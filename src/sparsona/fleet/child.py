@@ -9,6 +9,7 @@ _PR_SET_PDEATHSIG = 1
 
 if __name__ == "__main__":
     parent, *command = sys.argv[1:]
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a script's background jobs ignore it, but this is how we stop Flower
     if sys.platform == "linux":  # elsewhere a parent that is killed leaves it behind
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != int(parent):
