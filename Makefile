@@ -22,7 +22,7 @@ demo: .venv/ready ## Run the quickstart: personal against shared models, in unde
 test: .venv/ready ## Run the tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-fleet: .venv/ready ## Run the tests of a fleet of processes: every method, chaos, commands
+fleet: .venv/ready ## Run the tests of a fleet of processes: every method, chaos, commands; a quarter of an hour
 	$(BIN)/python -m pytest -m fleet tests/fleet
 
 lint: .venv/ready ## Check style and types

@@ -30,7 +30,7 @@ from sparsona.methods import METHODS
 from sparsona.results import Run
 from sparsona.runner import run
 
-pytestmark = [pytest.mark.slow, pytest.mark.fleet, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def quiet(*_):
@@ -91,12 +91,14 @@ def test_a_real_fleet_equals_local_to_the_bit(tmp_path):
     equal_on_a_fleet(["fedspa", "ditto", "dadpfl"], tmp_path, 3)
 
 
+@pytest.mark.fleet
 @pytest.mark.timeout(3600)
 def test_every_method_on_a_real_fleet_equals_local_to_the_bit(tmp_path):
     """Beside test_fleet.py, which compares all of them in one process, through the same ClientApp."""
     equal_on_a_fleet(sorted(METHODS), tmp_path, 3)
 
 
+@pytest.mark.fleet
 def test_chaos(tmp_path):
     """Nodes are killed and come back, one lies, the server process is killed: all is named, the honest are intact."""
     rounds, honest = 12, (0, 1, 2)
@@ -148,6 +150,7 @@ def test_chaos(tmp_path):
     assert done.summary["accuracy"] > 0.5
 
 
+@pytest.mark.fleet
 def test_the_commands_and_a_superlink_that_is_killed(tmp_path):
     """What users type on three machines; the SuperLink is killed in the middle, and a node has a key of nobody's."""
     r = recipe("ditto", rounds=4, data={"clients": 2}, fleet={"per_round": 2})
@@ -200,6 +203,7 @@ def test_the_commands_and_a_superlink_that_is_killed(tmp_path):
     assert files(tmp_path / "run") == files(tmp_path / "local")
 
 
+@pytest.mark.fleet
 def test_the_trial_command(tmp_path, mark):
     """What a user types: it prints the result, writes an ordinary run folder, and Ctrl-C leaves nothing behind."""
     r = recipe("fedavg", rounds=2, data={"clients": 2}, fleet={"per_round": 2})
