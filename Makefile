@@ -23,7 +23,7 @@ test: .venv/ready ## Run the tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 fleet: .venv/ready ## Run the tests of a fleet of processes: every method, chaos, commands; a quarter of an hour
-	$(BIN)/python -m pytest -m fleet tests/fleet
+	$(BIN)/python -m pytest -m fleet tests/fleet tests/engines
 
 lint: .venv/ready ## Check style and types
 	$(BIN)/ruff check .

@@ -35,7 +35,7 @@ from sparsona.engines.device import Device, Job, Raw, Result, Score, Wants
 from sparsona.engines.local import Local
 from sparsona.engines.pool import Pool
 from sparsona.engines.rounds import Ballots, Engine, Round, peers, star
-from sparsona.engines.store import Checkpoint, Store
+from sparsona.engines.store import Checkpoint, Store, here
 from sparsona.engines.values import dumps, loads, split, types_of, without
 from sparsona.evaluate import metrics
 from sparsona.method import Finishing, Inbox, Learning, PeerMethod, Server, SharedModel, StarMethod
@@ -320,14 +320,14 @@ class _Loop:
             chosen = [self.members[place] for place in places]
             ctx = self.device.ctx(t, "merge", t)
             server, done = star(self.device.method, self.engine, store, server, t, chosen, ctx, wants)
-            if self.away:
-                done.enough(min(recipe.fleet.min_answers, len(chosen)))
         else:
             plan = recipe.topology.plan(everyone, t, recipe.rounds, Rng(recipe.seed, "topology"))
             if t == 0:
                 self._post(store)
             self.ballots, done = peers(self.engine, store, t, plan, self.ballots, everyone, wants)
             done.clock = plan.clock(recipe.topology.times(everyone, Rng(recipe.seed, "topology")))
+        if self.away:
+            done.enough(min(recipe.fleet.min_answers, len(done.costs)))
         for k in sorted(done.reset):
             server = self._begin_anew(store, server, t, k)
         self.latest |= done.scores
@@ -488,17 +488,16 @@ class _Loop:
         if self.best is not None:
             write(state / "best.safetensors", dumps((self.best[0], self.best[2])))
         if self.away:
-            versions = {str(k): (store.client(k) or b"").decode() for k in store.clients()}
+            versions = {str(k): here(store.client(k) or b"").decode() for k in store.clients()}
             write(state / "versions.json", json.dumps(versions, indent=1) + "\n")
         for k in () if self.away else store.clients():
-            write(state / f"client-{k:05d}.safetensors", store.client(k) or b"")
+            write(state / f"client-{k:05d}.safetensors", here(store.client(k) or b""))
         for k, result in adapted.items():
             if result.client is not None:
-                write(state / f"client-{k:05d}.safetensors", result.client)
+                write(state / f"client-{k:05d}.safetensors", here(result.client))
         if not isinstance(self.device.method, StarMethod):
             for k in range(self.clients):  # among peers, weights lie in what each told last
-                letter = store.mail(k, self.recipe.rounds)[0]
-                write(state / f"client-{k:05d}.message", letter.read_bytes() if isinstance(letter, Path) else letter)
+                write(state / f"client-{k:05d}.message", here(store.mail(k, self.recipe.rounds)[0]))
         if self.recipe.results.models:
             self._models(store, server, path / "models")
         if self.recipe.results.figures:
@@ -517,7 +516,7 @@ class _Loop:
         if isinstance(method, Learning) and self.labels is not None:
             from sparsona.gates import draw_tree
 
-            known = {k: loads(raw, types_of(method)) for k in self.members if (raw := store.client(k)) is not None}
+            known = {k: loads(here(raw), types_of(method)) for k in self.members if (raw := store.client(k))}
             learnt = {k: method.learnt(client, k, self.device.ctx(0, "join", k)) for k, client in known.items()}
             folder.mkdir(exist_ok=True)
             draw_tree(learnt, self.labels(), folder / "gates.png")

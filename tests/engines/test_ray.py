@@ -1,17 +1,42 @@
 """Ray's workers give the same bits as the local engine."""
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 
 from engines.test_engines import files
 from small import recipe
-from sparsona.config import RecipeError
-from sparsona.runner import run
+from sparsona.config import RecipeError, check, tables
+from sparsona.engines.pool import WorkerDied
+from sparsona.methods import METHODS
+from sparsona.runner import resume, run
+
+there = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'sparsona[ray]'"
+)
+MORE = {"results": {"models": True, "figures": False}}
 
 
+@pytest.fixture
+def fetched(monkeypatch):
+    """Whose bytes came to the engine by themselves, as if all were large."""
+    from sparsona.engines import ray as engine
+
+    fetch, whose = engine._Held.fetch, []
+    monkeypatch.setattr(engine, "_SMALL", 0)
+    monkeypatch.setattr(engine._Held, "fetch", lambda held: whose.append(held.k) or fetch(held))
+    return whose
+
+
+def equal_on_ray(method: str, at: Path) -> None:
+    run(recipe(method, **MORE), at / method / "local")
+    run(recipe(method, engine="ray", **MORE), at / method / "ray")
+    assert files(at / method / "ray") == files(at / method / "local")
+
+
+@there
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'sparsona[ray]'")
 def test_ray_equals_local_to_the_bit(tmp_path):
     """One cluster for several runs: a star, one whose server knows its clients, and peers."""
     import ray
@@ -19,38 +44,58 @@ def test_ray_equals_local_to_the_bit(tmp_path):
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         for method in ("ditto", "fedspa", "dadpfl"):
-            more = {"results": {"models": True, "figures": False}}
-            run(recipe(method, **more), tmp_path / method / "local")
-            run(recipe(method, engine="ray", **more), tmp_path / method / "ray")
-            assert files(tmp_path / method / "ray") == files(tmp_path / method / "local")
+            equal_on_ray(method, tmp_path)
         with pytest.raises(ValueError, match=r"engine.workers = 3: the Ray cluster has 2 processors"):
             run(recipe("ditto", engine="ray", workers=3))
     finally:
         ray.shutdown()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'sparsona[ray]'")
-def test_what_is_kept_in_rays_memory_is_bounded_by_bytes_and_a_letter_is_read_once(tmp_path, monkeypatch):
-    from sparsona.engines import ray as engine
+@there
+@pytest.mark.fleet
+@pytest.mark.timeout(1200)
+def test_every_method_on_ray_equals_local_to_the_bit(tmp_path):
+    import ray
 
-    puts = []
-    monkeypatch.setattr(engine.ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(engine.ray, "put", lambda data: puts.append(data) or len(puts))
-    monkeypatch.setattr(engine, "_PINNED", 100_000)
-    cluster = engine.Cluster(0, "none:none", {})
-    for i in range(20):
-        cluster._letter(bytes([i]) * 30_000)
-        assert sum(size for size, _ in cluster._refs) <= 100_000
-    assert len(cluster._refs) == len(cluster._order) == 3
-    (tmp_path / "letter").write_bytes(b"x" * 10_000)
-    reads = []
-    real = type(tmp_path).read_bytes
-    monkeypatch.setattr(type(tmp_path), "read_bytes", lambda path: reads.append(path) or real(path))
-    assert len({cluster._letter(tmp_path / "letter") for _ in range(5)}) == len(reads) == 1
-    for i in range(20):
-        cluster._letter(bytes([i]) * 30_000)  # it is forgotten
-    cluster._letter(tmp_path / "letter")
-    assert (len(reads), puts[-1]) == (2, b"x" * 10_000)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        for method in METHODS:
+            equal_on_ray(method, tmp_path)
+    finally:
+        ray.shutdown()
+
+
+@there
+@pytest.mark.slow
+def test_a_cluster_of_two_machines_and_one_that_is_lost(tmp_path, fetched):
+    """What clients keep and say stays on the workers until a checkpoint; with a machine, the rounds since are lost."""
+    from ray.cluster_utils import Cluster
+
+    run(recipe("dadpfl", rounds=4, **MORE), tmp_path / "local")
+    apart = {"max_direct_call_object_size": 100}  # small things lie on the machine that made them, too
+    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": apart}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    machines = [cluster.add_node(num_cpus=1)]
+    more = MORE | {"engine": {"name": "ray", "workers": 2, "address": cluster.address, "checkpoint_every": 2}}
+    r = check(tables(recipe("dadpfl", rounds=4)) | more)
+    seen = []
+
+    def listen(step):
+        seen.append((step.round, len(fetched)))
+        if step.round == 3:
+            cluster.remove_node(machines.pop())
+
+    try:
+        with pytest.raises(WorkerDied, match=r"died while client \d ran in round 4|is lost with the machine it was on"):
+            run(r, tmp_path / "ray", listen=listen)
+        assert seen == [(1, 0), (2, 12), (3, 12)]  # six values and six messages, for the checkpoint alone
+        machines.append(cluster.add_node(num_cpus=1))
+        seen.clear()
+        resume(tmp_path / "ray", listen=lambda step: seen.append(step.round))
+        assert seen == [3, 4]
+        assert files(tmp_path / "ray") == files(tmp_path / "local")
+    finally:
+        cluster.shutdown()
 
 
 def test_without_ray_it_says_what_to_install(tmp_path, monkeypatch):

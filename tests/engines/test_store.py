@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from sparsona.engines.store import Checkpoint, Store, StoreError, nbytes
+from sparsona.engines.store import Checkpoint, Elsewhere, Store, StoreError, here, nbytes
 
 
 def test_a_round_is_kept_whole_or_not_at_all(tmp_path):
@@ -79,7 +79,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     code = f"""
 import resource, signal
 from pathlib import Path
-from sparsona.engines.store import Checkpoint, Store, StoreError, nbytes
+from sparsona.engines.store import Checkpoint, Elsewhere, Store, StoreError, here, nbytes
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 store = Store(Path({str(tmp_path / "s.sqlite")!r}))
 store.begin_round(); store.put(1, b"good"); store.end_round(Checkpoint(1, b"s", {{}})); store.commit()
@@ -138,3 +138,86 @@ def test_large_mail_lies_in_files_that_live_as_long_as_a_crash_may_need_them(tmp
     assert files() == ["client-00001-round-3.message"]
     assert store.mail(1, 3)[0].read_bytes() == b"later on"
     assert store.mail(0, 3) == (b"sho", 2)
+
+
+class Far(Elsewhere):
+    """Bytes that somebody else has; they say who asked for them, and may be lost."""
+
+    def __init__(self, data, asked, lost=False):
+        self.data, self.nbytes, self.asked, self.lost = data, len(data), asked, lost
+
+    def fetch(self):
+        if self.lost:
+            raise RuntimeError("lost")
+        self.asked.append(self.data)
+        return self.data
+
+
+def a_round_elsewhere(store, t, asked, lost=False):
+    store.begin_round()
+    store.put(1, Far(b"value %d" % t, asked, lost))
+    store.put_mail(1, t, Far(b"said %d" % t, asked), 2)
+    store.forget_mail(t)
+    store.end_round(Checkpoint(t + 1, b"", {}))
+
+
+@pytest.mark.parametrize("large", [4, 1 << 22])
+def test_what_lies_elsewhere_is_fetched_for_a_checkpoint_alone_and_only_the_last_of_it(tmp_path, monkeypatch, large):
+    monkeypatch.setattr("sparsona.engines.store._LARGE", large)
+    store, asked = Store(tmp_path / "s.sqlite"), []
+    for t in range(4):
+        a_round_elsewhere(store, t, asked)
+    value, (letter, values) = store.client(1), store.mail(1, 4)
+    assert (value.data, letter.data, nbytes(letter), values) == (b"value 3", b"said 3", 6, 2)
+    assert (store.clients(), asked) == ([1], [])  # it is handed on as it is
+    store.commit()
+    assert sorted(asked) == [b"said 3", b"value 3"]
+    store.commit()
+    assert len(asked) == 2
+    assert store.client(1) is value  # and it stays where it is
+    store.begin_round()
+    store.put(1, b"here")
+    assert store.client(1) == b"here"
+    store.rescue()
+    store.close()
+    again = Store(tmp_path / "s.sqlite")
+    assert (again.client(1), again.checkpoint().rounds_done) == (b"value 3", 4)
+    assert here(again.mail(1, 4)[0]) == b"said 3"
+
+
+def test_a_rescue_fetches_what_the_last_whole_round_left_elsewhere(tmp_path):
+    store, asked = Store(tmp_path / "s.sqlite"), []
+    a_round_elsewhere(store, 0, asked)
+    store.begin_round()
+    store.put(1, Far(b"half a round", asked))
+    store.put(2, Far(b"half a round", asked))
+    store.drop(1)
+    assert store.clients() == [2]
+    store.rescue()
+    store.close()
+    again = Store(tmp_path / "s.sqlite")
+    assert ({k: again.client(k) for k in again.clients()}, again.checkpoint().rounds_done) == ({1: b"value 0"}, 1)
+    assert again.mail(1, 1)[0] == b"said 0"
+
+
+def test_what_is_lost_elsewhere_costs_the_rounds_since_the_last_checkpoint_and_no_more(tmp_path):
+    store, asked = Store(tmp_path / "s.sqlite"), []
+    a_round_elsewhere(store, 0, asked)
+    store.commit()
+    a_round_elsewhere(store, 1, asked, lost=True)
+    with pytest.raises(RuntimeError, match="lost"):
+        store.commit()
+    store.rescue()
+    store.close()
+    again = Store(tmp_path / "s.sqlite")
+    assert (again.client(1), again.checkpoint().rounds_done) == (b"value 0", 1)
+    assert again.mail(1, 2)[0] == b"said 0"
+
+
+def test_a_store_in_memory_leaves_everything_where_it_is():
+    store, asked = Store(), []
+    for t in range(3):
+        a_round_elsewhere(store, t, asked)
+        store.commit()
+    assert asked == []
+    assert (here(store.client(1)), here(store.mail(1, 3)[0])) == (b"value 2", b"said 2")

@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 import threading
+from contextlib import suppress
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
 
@@ -136,6 +137,12 @@ def test_the_process_that_stays_answers_over_its_socket(tmp_path):
             said, _ = unpack(client_app()(message, context).content["parcel"]["data"])
             assert said["ask"] == "abc"
             assert told in said
+        told = []
+        station.tell, station.most = told.append, 1 << 20
+        with suppress(OSError), Client(str(folder / "device"), "AF_UNIX") as link:
+            link.send_bytes(bytes((1 << 20) + 1))
+            link.poll(10)
+        assert told == ["a job of more than 1 MB was refused; --max-mb allows more"]
         with Client(str(folder / "device"), "AF_UNIX"):
             pass  # one that hangs up at once does not stop it
         honest = station.answer

@@ -24,7 +24,7 @@ from sparsona.fleet import FleetError, node, server
 from sparsona.fleet.data import NodeData, read_npz
 from sparsona.fleet.keys import check_certificate, check_private, make_authority, make_node_key, read_public, roster
 from sparsona.fleet.node import _place, check_secure, split_address
-from sparsona.fleet.processes import free_port
+from sparsona.fleet.processes import Child, free_port
 from sparsona.fleet.server import Home, in_words, refusals, start_superlink
 
 
@@ -125,6 +125,44 @@ def test_the_server_says_whom_flower_refused(tmp_path):
     assert refusals("nothing of note", home) == []
 
 
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        ("httpx.ConnectError: [SSL: CERTIFICATE_VERIFY_FAILED] certificate has expired", "certificate is not trusted"),
+        ("exited, code: 2004", "refuses this node: its key is not registered there, or another node uses it"),
+        ("Address already in use", "the SuperNode ended (exit code 3): Address already in use"),
+    ],
+)
+def test_a_node_says_why_flower_ended(log, told, tmp_path):
+    child = Child([sys.executable, "-c", f"print({log!r}); raise SystemExit(3)"], tmp_path / "log")
+    child.process.wait(60)
+    assert told in node._why(child)
+
+
+def test_a_server_that_has_gone_is_told(tmp_path):
+    Home(tmp_path).write_settings("127.0.0.1", port := free_port(), secure=False)
+    for command in (("status",), ("run", "quickstart", "--only", "personal")):
+        told = refused("fleet", command[0], str(tmp_path), *command[1:])
+        assert f"no server listens on 127.0.0.1:{port}; start it with: sparsona fleet server" in told
+
+
+@pytest.mark.parametrize(("days", "warned"), [(29, True), (31, False)])
+def test_a_server_says_in_time_that_its_certificate_ends(days, warned, tmp_path, monkeypatch):
+    make_authority(tmp_path / "keys", ["localhost"], days=days)
+    lines, looks = [], iter(range(3))
+    monkeypatch.setattr(server, "start_superlink", lambda *_: Child([sys.executable, "-c", ""], tmp_path / "log"))
+    monkeypatch.setattr(Child, "ended", False)
+
+    def sleep(seconds):
+        if next(looks, None) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(server.time, "sleep", sleep)
+    with pytest.raises(KeyboardInterrupt):
+        server.run_server(Home(tmp_path), "localhost", 1, True, lines.append)
+    assert sum("the server's certificate ends on 20" in line for line in lines) == warned
+
+
 def test_the_servers_folder_is_its_owners_alone(tmp_path):
     ok("fleet", "keys", str(tmp_path / "server" / "keys"), "--host", "localhost")
     Home(tmp_path / "server").write_settings("127.0.0.1", 8000, secure=True)
@@ -155,10 +193,13 @@ def test_a_node_that_is_told_to_end_clears_away(tmp_path):
     command += ["--insecure", "--trial-part", "--home", str(tmp_path / "node")]
     where = os.environ | {"TMPDIR": str(tmp_path)}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=where)
-    assert "cannot be reached" in process.stderr.readline()
-    assert len(list(tmp_path.glob("sparsona-*"))) == 1
-    process.terminate()
-    _, told = process.communicate(timeout=60)
+    try:
+        assert "cannot be reached" in process.stderr.readline()
+        assert len(list(tmp_path.glob("sparsona-*"))) == 1
+        process.terminate()
+        _, told = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert "stopped" in told
     assert list(tmp_path.glob("sparsona-*")) == []
 

@@ -110,6 +110,79 @@ def test_a_peer_whose_message_can_be_read_by_the_server_is_left_out(tmp_path):
     assert "message in another form" in done.rounds[1]["why_left_out"]["2"]
 
 
+def test_a_peer_whose_message_is_too_large_for_its_neighbours_is_left_out(tmp_path):
+    """It would be passed on to all of them, and they could not take it."""
+    most = 64 * 4810 + (1 << 20)
+    world = World(tmp_path, 6, lie=liar(lambda head, blobs: pack(head, [blobs[0] + bytes(most + 1 - len(blobs[0]))])))
+    done = world.run(everyone("dadpfl"), tmp_path / "fleet")
+    assert [row["left_out"] for row in done.rounds] == [[], [2], []]
+    assert done.rounds[1]["why_left_out"]["2"] == f"a message of {most + 1:,} bytes; at most {most:,} can be of use"
+
+
+def test_an_answer_that_flower_cannot_read_is_its_senders_affair(tmp_path):
+    world = World(tmp_path, 6)
+    broken, pull = set(), world.pull_messages
+
+    def lie(k, data, answer):
+        if k == 2 and answers(data) == 1:
+            broken.add(data)
+        return answer
+
+    def pull_messages(numbers):
+        for number in numbers:
+            reply = world.replies.get(number)
+            if reply is not None and broken and reply.metadata.src_node_id == 1002:
+                if len(list(numbers)) == 1:
+                    del world.replies[number]
+                    broken.clear()
+                raise ValueError("no such class")
+        return pull(numbers)
+
+    world.lie, world.pull_messages = lie, pull_messages
+    done = world.run(everyone(), tmp_path / "fleet")
+    assert [row["left_out"] for row in done.rounds] == [[], [2], []]
+    assert done.rounds[1]["why_left_out"]["2"] == "an answer that Flower cannot read: ValueError: no such class"
+
+
+def test_a_server_that_cannot_be_reached_is_not_a_nodes_affair():
+    import httpx
+
+    from sparsona.engines.flower import GridPost
+
+    class Gone:
+        def pull_messages(self, numbers):
+            raise httpx.ConnectError("refused")
+
+    with pytest.raises(httpx.ConnectError):
+        list(GridPost(Gone()).receive({"1", "2"}))
+
+
+def test_answers_are_fetched_a_few_at_a_time():
+    from sparsona.engines.flower import GridPost
+
+    sizes = []
+
+    class Grid:
+        def pull_messages(self, numbers):
+            sizes.append(len(numbers))
+            return []
+
+    assert list(GridPost(Grid()).receive({str(i) for i in range(20)})) == []
+    assert sizes == [8, 8, 4]
+
+
+def test_a_round_of_peers_with_too_few_answers_ends_the_run_and_it_can_go_on(tmp_path):
+    r = everyone("dadpfl", fleet={"min_answers": 5})
+    world = World(tmp_path, 6, lie=lambda k, data, answer: None if k > 2 and answers(data) == 1 else answer)
+    with pytest.raises(TooFew, match=r"round 2 has 3 of at least 5 answers: client 3: no answer within 0.5 seconds; "):
+        world.run(r, tmp_path / "fleet")
+    assert len(Run.open(tmp_path / "fleet").rounds) == 1
+    world.lie = lambda k, data, answer: answer
+    assert world.run(r, tmp_path / "fleet").finished
+    run(r, tmp_path / "local")
+    assert files(tmp_path / "fleet") | world.values(tmp_path / "fleet") == files(tmp_path / "local")
+
+
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), 1e308])
 def test_who_is_missing_from_a_test_is_named(loss, tmp_path):
     def lie(k, data, answer):
@@ -460,6 +533,29 @@ def test_other_classes_are_told_on_the_node(tmp_path):
     with pytest.raises(FleetError, match="client 4 has data with classes 9, client 0 with 10"):
         world.run(everyone(), tmp_path / "fleet")
     assert "client 4 has data with classes 9" in lines[4][0]
+
+
+def test_a_run_goes_on_without_a_node_that_has_other_data_by_now(tmp_path):
+    world = World(tmp_path, 6, lie=lambda k, data, answer: None if answers(data) == 1 else answer)
+    with pytest.raises(TooFew):
+        world.run(everyone(fleet={"timeout": 0.1}), tmp_path / "fleet")
+    world.lie = lambda k, data, answer: answer
+    lines, build = heard(world), world.stations[0].build
+    world.stations[0].build = lambda raw, k: (build(raw, k)[0], build(raw, k)[1] | {"shape": [3, 8, 8]})
+    world.stations[0]._built = None  # as when it was started again
+    assert world.run(everyone(), tmp_path / "fleet").finished
+    (event,) = [e for e in events(tmp_path / "fleet") if e["event"] == "other data"]
+    assert event["why"] == "client 0 has data with shape [3, 8, 8], the run with [1, 8, 8]; all must have the same"
+    assert event["why"] in lines[0][0]
+
+
+@pytest.mark.parametrize("lie", [{"vocabulary": "many"}, {"classes": 0}, {"shape": 8}, {"samples": 1 << 40}])
+def test_data_that_cannot_be(lie, tmp_path):
+    world = World(tmp_path, 6)
+    build = world.stations[4].build
+    world.stations[4].build = lambda raw, k: (build(raw, k)[0], build(raw, k)[1] | lie)
+    with pytest.raises(FleetError, match="the node of client 4: it speaks of data that cannot be"):
+        world.run(everyone(), tmp_path / "fleet")
 
 
 def test_nobody_is_there(tmp_path):

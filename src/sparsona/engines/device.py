@@ -20,6 +20,7 @@ from sparsona.core.samples import LocalData, Samples
 from sparsona.core.task import Task, correct, loss
 from sparsona.core.training import Ctx, Training, train
 from sparsona.core.wire import Message, Values, decode, encode, is_finite
+from sparsona.engines.store import Blob, here
 from sparsona.engines.values import dumps, loads, types_of
 from sparsona.method import (
     Client,
@@ -35,7 +36,7 @@ from sparsona.method import (
 )
 
 Wants = tuple[Literal["score", "model", "bytes"], ...]  # what else a job should bring back; the message as bytes
-Raw = Message | bytes | memoryview | Path  # a message, its bytes, or the file that holds them
+Raw = Message | Blob | memoryview | Path  # a message, its bytes, or where they lie
 _MAX = 1 << 40  # messages are bounded where they come from a network; models of any size may pass between processes
 
 
@@ -52,8 +53,15 @@ class Score:
 class Sent:
     """An encoded message, and how many of its bytes are values."""
 
-    data: bytes
+    data: Blob
     value_nbytes: int
+
+
+def encoded(raw: Raw) -> bytes | memoryview:
+    """A message's bytes, wherever they lie."""
+    if isinstance(raw, Message):
+        return encode(raw)
+    return raw if isinstance(raw, memoryview) else here(raw)
 
 
 class Mail(Mapping[str | int, Message]):
@@ -69,7 +77,8 @@ class Mail(Mapping[str | int, Message]):
             return message
         if self._last is None or self._last[0] != sender:
             self._last = None  # before the next is made
-            self._last = (sender, decode(_mapped(message) if isinstance(message, Path) else message, max_bytes=_MAX))
+            data = _mapped(message) if isinstance(message, Path) else encoded(message)
+            self._last = (sender, decode(data, max_bytes=_MAX))
         return self._last[1]
 
     def __iter__(self) -> Iterator[str | int]:
@@ -86,7 +95,7 @@ class Job:
     kind: Literal["local", "evaluate", "shared", "validate", "finish", "post", "adapt"]
     t: int
     k: int
-    client: bytes | None  # its value, None if it has not joined yet
+    client: Blob | None  # its value, None if it has not joined yet
     inbox: Mapping[str | int, Raw] = field(default_factory=dict)  # decoded or not, or where it lies
     wants: Wants = ()
 
@@ -105,7 +114,7 @@ class Result:
     """What came of a job."""
 
     k: int
-    client: bytes | None = None
+    client: Blob | None = None
     message: Message | None = None
     sent: Sent | None = None  # the message, encoded, if that was wanted
     vote: bool | None = None
@@ -145,7 +154,7 @@ class Device:
         elif job.client is None:
             client = self.method.join(k, self.ctx(0, "join", k))
         else:
-            client = loads(job.client, types_of(self.method))
+            client = loads(here(job.client), types_of(self.method))
         inbox = Mail(job.inbox)
         message: Message | None = None
         match job.kind:

@@ -6,10 +6,11 @@ hands the bytes to the device's own process, which stays, over a socket of that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Client
 from typing import TYPE_CHECKING, Any
 
+import httpx
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from sparsona.engines.remote import Reply
 
 _AGAIN = (3, 4, 5, 8)  # of Flower's errors: a message or node was not there, or its process ended; worth another try
+_AT_ONCE = 8  # answers in memory
 _KEY = "parcel"
 _KIND = "query.sparsona"
 
@@ -63,26 +65,44 @@ class GridPost:
         numbers = list(self.grid.push_messages([Message(_content(data), node, _KIND, ttl=seconds)]))
         return numbers[0] or None if numbers else None
 
-    def receive(self, numbers: set[str]) -> list[Reply]:
-        """What has come back for these."""
+    def receive(self, numbers: set[str]) -> Iterator[Reply]:
+        """What has come back for these; a few at a time, for each may be large."""
         from sparsona.engines.remote import Reply  # not above: on a node it would import torch
 
-        found = []
-        for message in self.grid.pull_messages(numbers) if numbers else ():
-            about = message.metadata
-            if message.has_error():
-                error = message.error
-                gone = error.code in _AGAIN
-                why = " ".join(f"{error.reason or 'an error of Flower'} (code {error.code})".split())[:300]
-                found.append(Reply(about.reply_to_message_id, about.src_node_id, None, why, gone))
-                continue
+        for some in _groups(sorted(numbers)):
             try:
-                data = message.content[_KEY]["data"]
-            except KeyError:
-                data = b""
-            whole = data if isinstance(data, bytes) else b""
-            found.append(Reply(about.reply_to_message_id, about.src_node_id, whole))
-        return found
+                messages = list(self.grid.pull_messages(some))
+            except Exception as error:
+                if not _of_the_sender(error):
+                    raise
+                if len(some) == 1:
+                    why = f"an answer that Flower cannot read: {type(error).__name__}: {error}"
+                    yield Reply(some[0], 0, None, " ".join(why.split())[:300])
+                else:  # one after the other, to see whose it is; those that were read already are asked for again
+                    for number in some:
+                        yield from self.receive({number})
+                continue
+            for message in messages:
+                about = message.metadata
+                if message.has_error():
+                    error_, gone = message.error, message.error.code in _AGAIN
+                    why = " ".join(f"{error_.reason or 'an error of Flower'} (code {error_.code})".split())[:300]
+                    yield Reply(about.reply_to_message_id, about.src_node_id, None, why, gone)
+                    continue
+                try:
+                    data = message.content[_KEY]["data"]
+                except KeyError:
+                    data = b""
+                yield Reply(about.reply_to_message_id, about.src_node_id, data if isinstance(data, bytes) else b"")
+
+
+def _groups(numbers: list[str]) -> Iterator[list[str]]:
+    return (numbers[i : i + _AT_ONCE] for i in range(0, len(numbers), _AT_ONCE))
+
+
+def _of_the_sender(error: Exception) -> bool:
+    """Whether a node's answer is the cause, for what it is made of; otherwise the way to the SuperLink is."""
+    return not isinstance(error, (ConnectionError, httpx.HTTPError))
 
 
 def _content(data: bytes) -> RecordDict:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from sparsona.core.wire import Message, Values, decode, encode
-from sparsona.engines.device import Job, Raw, Result, Score, Sent
+from sparsona.engines.device import Job, Raw, Result, Score, Sent, encoded
+from sparsona.engines.store import here
 
 _MAX = 1 << 40  # both ends are our own processes: models of any size may pass
 IN_FLIGHT = 2  # jobs that a worker holds at a time, and so slots of shared memory in each direction
@@ -93,7 +94,7 @@ class Channel:
         again = _identical(job.inbox, self._last)
         self._last = job.inbox if all(isinstance(m, Message) for m in job.inbox.values()) else {}
         sent: Iterable[Raw] = () if again else job.inbox.values()
-        blobs = [encode(m) if isinstance(m, Message) else m for m in sent if not isinstance(m, Path)]
+        blobs = [encoded(m) for m in sent if not isinstance(m, Path)]
         head = {
             "kind": job.kind,
             "t": job.t,
@@ -104,7 +105,7 @@ class Channel:
             "senders": [(j, str(m) if isinstance(m, Path) else None) for j, m in job.inbox.items()],
             "decode": bool(self._last),
         }
-        self.send(head, blobs if job.client is None else [job.client, *blobs])
+        self.send(head, blobs if job.client is None else [here(job.client), *blobs])
 
     def read_job(self, head: dict[str, Any], blobs: Sequence[memoryview]) -> Job:
         """A job that was received."""
@@ -137,11 +138,11 @@ def result_parts(result: Result) -> tuple[dict[str, Any], list[bytes]]:
         "spoke": result.message is not None,
         "sent": None if result.sent is None else result.sent.value_nbytes,
     }
-    blobs = [] if result.client is None else [result.client]
+    blobs = [] if result.client is None else [here(result.client)]
     if result.message is not None:
         blobs.append(encode(result.message))
     elif result.sent is not None:
-        blobs.append(result.sent.data)
+        blobs.append(here(result.sent.data))
     return head, blobs
 
 

@@ -6,11 +6,10 @@ import json
 import math
 import struct
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, TypeGuard
 
-from sparsona.core.wire import Message, WireError, decode, encode
-from sparsona.engines.device import Job, Raw, Result, Score, Sent
+from sparsona.core.wire import WireError, decode
+from sparsona.engines.device import Job, Result, Score, Sent, encoded
 
 MOST = 1 << 30  # bytes of a parcel, unless told otherwise: a model of 250 million weights
 _HEAD = struct.Struct("<4sI")
@@ -69,7 +68,7 @@ def bound(nbytes: int, dim: int, most: int) -> int:
 def job_parts(job: Job) -> tuple[dict[str, Any], list[bytes | memoryview]]:
     """A job without its client's value, which stays on the device, as a head and blobs."""
     head = {"kind": job.kind, "t": job.t, "k": job.k, "wants": list(job.wants), "senders": list(job.inbox)}
-    return head, [_bytes(message) for message in job.inbox.values()]
+    return head, [encoded(message) for message in job.inbox.values()]
 
 
 def read_job(head: dict[str, Any], blobs: Sequence[memoryview]) -> Job:
@@ -136,12 +135,6 @@ def _number(value: Any) -> TypeGuard[float]:
 
 def _sane(loss: float) -> bool:
     return abs(loss) < 1e100  # not NaN, and no single client's makes a mean or a spread infinite
-
-
-def _bytes(message: Raw) -> bytes | memoryview:
-    if isinstance(message, Message):
-        return encode(message)
-    return message.read_bytes() if isinstance(message, Path) else message
 
 
 def one_line(text: object) -> str:

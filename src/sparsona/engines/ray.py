@@ -1,14 +1,13 @@
 """Workers of a Ray cluster, on this machine or others: like the pool, and bit-equal to ``local``.
 
-A client is always given to the same worker. Its value and its message stay in the memory of the machine that made
-them; whoever needs them next, the worker itself or one that reads a neighbour, fetches them from there. But the engine
-gets a copy of each after every job, for the round loops and the store are the same for all engines: what all clients of
-a round keep and say passes its network link once, and only what it sends is spared.
+A client is always given to the same worker. What it keeps, and what it tells its peers, stays in Ray's memory on the
+machine where it was made, and whoever needs it next, the worker itself or one that reads a neighbour, fetches it from
+there. The engine has only a reference, and gets the bytes of the last of each for a checkpoint; what a server merges
+comes to it, of course, and so does what is too small to be worth a reference.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import logging
 import os
@@ -24,20 +23,40 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told; it is r
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or it warns at every start
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayError
 
 from sparsona.core.arithmetic import arithmetic
-from sparsona.core.wire import Message, encode
-from sparsona.engines.device import Job, Raw, Result, Sent
+from sparsona.core.wire import Message, decode, encode
+from sparsona.engines.device import Job, Raw, Result, Sent, encoded
 from sparsona.engines.frames import read_result, result_parts
 from sparsona.engines.local import ClientFailed
 from sparsona.engines.pool import WorkerDied
+from sparsona.engines.store import Blob, Elsewhere, here
 
 _AHEAD = 4  # jobs per worker that may be under way or done but waiting for an earlier one: bounds memory
 _STARTS_WITHIN = 300.0  # seconds for a worker to be given a processor and to build its device
-_PINNED = 1 << 30  # bytes that are kept in Ray's memory for whoever may need them next
-_LEAST = 1 << 10  # what each counts at least, for there may be very many
-_Key = tuple[int, bytes]  # length and digest of bytes
+_SMALL = 100 << 10  # bytes up to which Ray sends something along with a call or its answer
+
+
+class _Held(Elsewhere):
+    """What a client keeps or said, in Ray's memory; it goes when nobody refers to it any more."""
+
+    def __init__(self, ref: Any, nbytes: int, k: int) -> None:
+        self.ref, self.nbytes, self.k = ref, nbytes, k
+
+    def fetch(self) -> bytes:
+        """The bytes."""
+        try:
+            data: bytes = ray.get(self.ref)
+        except RayError as error:
+            raise WorkerDied(
+                f"what client {self.k} kept or said is lost with the machine that had it: {error}"
+            ) from error
+        return data
+
+    def settled(self) -> Blob:
+        """Itself, or its bytes if they are here already."""
+        return self if self.nbytes > _SMALL else self.fetch()
 
 
 class _Worker:
@@ -61,7 +80,9 @@ class _Worker:
                 result = self.device.handle(job)
             told, blobs = result_parts(result)
             message = blobs[-1] if told["spoke"] or told["sent"] is not None else None
-            return told, result.client, message
+            kept = None if result.client is None else here(result.client)
+            told["sizes"] = [None if blob is None else len(blob) for blob in (kept, message)]
+            return told, kept, message
         except Exception as error:  # whatever it is, the engine must hear of it
             return {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}, None, None
 
@@ -84,10 +105,7 @@ class Cluster:
         actor: Any = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
         path = [p for p in sys.path if Path(p).is_dir()]
         self._workers: list[Any] = [actor.remote(build, arguments, path) for _ in range(workers)]
-        self._refs: dict[_Key, Any] = {}  # where bytes lie that were sent or came lately
-        self._order: deque[_Key] = deque()
-        self._pinned = 0  # bytes of them
-        self._files: dict[tuple[Path, int, int], _Key] = {}  # by path, size and time: what was read already
+        self._files: dict[Path, Any] = {}  # where those lie that were read for these jobs already
         self._last: tuple[Message, Any] | None = None  # a broadcast lies there once
 
     def ready(self) -> None:
@@ -111,6 +129,7 @@ class Cluster:
     def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """The results in the order of the jobs."""
         out: deque[tuple[Job, list[Any]]] = deque()
+        self._files.clear()
         for job in jobs:
             out.append((replace(job, client=None, inbox={}), self._give(job)))
             if len(out) >= _AHEAD * len(self._workers):
@@ -122,15 +141,13 @@ class Cluster:
         """Stop the workers, and Ray itself if it was started here."""
         for worker in self._workers:
             ray.kill(worker)
-        self._workers, self._refs, self._files, self._last = [], {}, {}, None
-        self._order.clear()
-        self._pinned = 0
+        self._workers, self._files, self._last = [], {}, None
         if self._ours:
             ray.shutdown()
 
     def _give(self, job: Job) -> list[Any]:
         head = {"kind": job.kind, "t": job.t, "k": job.k, "wants": list(job.wants), "senders": list(job.inbox)}
-        client = None if job.client is None else self._ref(job.client)
+        client = None if job.client is None else self._letter(job.client)
         letters = [self._letter(raw) for raw in job.inbox.values()]
         worker = self._workers[job.k % len(self._workers)]
         answer: list[Any] = worker.do.options(num_returns=3).remote(head, client, *letters)
@@ -138,56 +155,36 @@ class Cluster:
 
     def _take(self, job: Job, answer: list[Any]) -> Result:
         try:
-            head, client, message = ray.get(answer)
+            head = ray.get(answer[0])
+            if "error" in head:
+                raise ClientFailed(job, head["error"], head["trace"])
+            client, message = (
+                None if size is None else _Held(ref, size, job.k)
+                for ref, size in zip(answer[1:], head["sizes"], strict=True)
+            )
+            result = read_result(head | {"kept": False, "spoke": False, "sent": None}, [])
+            if head["spoke"] and message is not None:
+                result = replace(result, message=decode(message.fetch(), max_bytes=sys.maxsize))
+            elif message is not None:
+                result = replace(result, sent=Sent(message.settled(), head["sent"]))
+            return result if client is None else replace(result, client=client.settled())
+        except ObjectLostError as error:
+            raise WorkerDied(f"what client {job.k} needs is lost with the machine it was on: {error}") from error
         except RayError as error:
             what = f"while client {job.k} ran in round {job.t + 1} ({job.kind})"
             raise WorkerDied(f"worker {job.k % len(self._workers)} died {what}: {error}") from error
-        if "error" in head:
-            raise ClientFailed(job, head["error"], head["trace"])
-        if client is not None:
-            self._know(client, answer[1])
-        if head["sent"] is not None:
-            self._know(message, answer[2])
-            result = read_result(head | {"kept": False, "sent": None}, [])
-            return replace(result, client=client, sent=Sent(message, head["sent"]))
-        blobs = [memoryview(b) for b in (client, message) if b is not None]
-        return read_result(head, blobs)
 
     def _letter(self, raw: Raw) -> Any:
-        """Where an encoded message lies, for workers to fetch."""
+        """An encoded message or a value, or where it lies, for workers to fetch."""
+        if isinstance(raw, _Held):
+            return raw.ref
         if isinstance(raw, Message):
             if self._last is None or self._last[0] is not raw:
                 self._last = (raw, ray.put(encode(raw)))
             return self._last[1]
-        if not isinstance(raw, Path):
-            return self._ref(bytes(raw))
-        name = (raw, raw.stat().st_size, raw.stat().st_mtime_ns)
-        known = self._refs.get(self._files[name]) if name in self._files else None
-        if known is not None:
-            return known  # a large one has many readers, and is read and hashed once
-        data = raw.read_bytes()
-        if len(self._files) >= 4096:
-            self._files.clear()
-        self._files[name] = _key(data)
-        return self._ref(data)
-
-    def _ref(self, data: bytes) -> Any:
-        key = _key(data)
-        return self._refs[key] if key in self._refs else self._know(data, ray.put(data))
-
-    def _know(self, data: bytes, ref: Any) -> Any:
-        """Remember where bytes lie; the oldest are forgotten, and put there again if somebody needs them after all."""
-        key = _key(data)
-        if key not in self._refs:
-            self._order.append(key)
-            self._pinned += max(key[0], _LEAST)
-        self._refs[key] = ref
-        while self._pinned > _PINNED and len(self._order) > 1:
-            old = self._order.popleft()
-            del self._refs[old]
-            self._pinned -= max(old[0], _LEAST)
-        return ref
-
-
-def _key(data: bytes) -> _Key:
-    return len(data), hashlib.blake2b(data, digest_size=16).digest()
+        if isinstance(raw, Path):
+            if raw not in self._files:  # a large one has many readers, and is read once
+                self._files[raw] = ray.put(raw.read_bytes())
+            return self._files[raw]
+        data = bytes(encoded(raw))
+        return ray.put(data) if len(data) > _SMALL else data

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from sparsona.engines.device import Absent, Device, Job, Result
 from sparsona.engines.parcels import MOST, ParcelError, bound, job_parts, pack, read_result, unpack
 from sparsona.engines.rounds import TooFew
+from sparsona.engines.store import here
 
 POLL = 0.05  # seconds between the first looks for answers
 _SLOWEST = 0.5  # between later ones: a round that takes long need not be noticed at once
@@ -44,8 +45,8 @@ class Post(Protocol):
     def send(self, node: int, data: bytes, seconds: float) -> str | None:
         """Send a parcel that is of use for so many seconds and give its number; None if it was not taken."""
 
-    def receive(self, numbers: set[str]) -> list[Reply]:
-        """What has come back for these."""
+    def receive(self, numbers: set[str]) -> Iterable[Reply]:
+        """What has come back for these, a few at a time."""
 
 
 @dataclass
@@ -202,7 +203,10 @@ class Remote:
                     raise ParcelError(f"an answer to something else: {key} is {head.get(key)!r}, not {value!r}")
             if "lost" in head:
                 return Result(k, absent=Absent(f"begins anew: {str(head['lost'])[:300]}", reset=True))
-            result = read_result(head, blobs, bound(len(reply.data), self.device.task.layout.dim, self.most))
+            dim = self.device.task.layout.dim
+            if sum(map(len, blobs)) > (most := bound(0, dim, self.most)):  # it would be passed on to all its peers
+                raise ParcelError(f"a message of {sum(map(len, blobs)):,} bytes; at most {most:,} can be of use")
+            result = read_result(head, blobs, bound(len(reply.data), dim, self.most))
             version = head.get("version")
             if one.job.kind == "local":
                 self._told_of_others(k, one.job.t, head.get("unread"))
@@ -238,7 +242,7 @@ class Remote:
 
 def _version(job: Job) -> str | None:
     """Which of its client's values a job is about."""
-    return None if job.client is None else job.client.decode("ascii")
+    return None if job.client is None else here(job.client).decode("ascii")
 
 
 def _follows(version: Any, before: str | None) -> bool:

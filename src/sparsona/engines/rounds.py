@@ -26,7 +26,7 @@ class Engine(Protocol):
     """Runs jobs and gives their results in the order of the jobs."""
 
     def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """The results, in the order of the jobs; only a bounded number of jobs is drawn ahead."""
+        """The results, in the order of the jobs; simulations draw a bounded number ahead, a fleet a whole cohort."""
 
     def close(self) -> None:
         """Stop whatever the engine started."""

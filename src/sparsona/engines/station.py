@@ -16,6 +16,7 @@ from sparsona.engines.files import write
 from sparsona.engines.frames import result_parts
 from sparsona.engines.keep import DEEPEST, Keep, Lost
 from sparsona.engines.parcels import MOST, ParcelError, bound, one_line, pack, read_job, unpack
+from sparsona.engines.store import here
 
 Build = Callable[[dict[str, Any], int], tuple[Device, dict[str, Any]]]  # recipe and client to device and facts
 
@@ -98,7 +99,7 @@ class Station:
             result = replace(result, message=None)
         after = None
         if job.kind in ("local", "adapt") and result.client is not None:
-            after = keep.put(None if before is None else str(before), result.client)
+            after = keep.put(None if before is None else str(before), here(result.client))
         return _packed(echo | {"from": before, "version": after, "unread": unread}, result)
 
 

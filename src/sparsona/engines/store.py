@@ -3,25 +3,50 @@
 SQLite gives what a checkpoint needs: a round is one transaction, so the file always holds the end of a whole round;
 only the clients that changed are written; and memory does not grow with the number of clients. What peers tell each
 other lies there too, or, where a message is large, in a file beside it, which workers read by themselves.
+
+An engine may leave what its workers made where they made it (``Elsewhere``). Such values and messages are handed on
+without being looked at, and are fetched for a checkpoint alone: the last of each.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
+from abc import ABC, abstractmethod
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sparsona.engines.files import write
 
-Letter = bytes | Path  # an encoded message, or the file that holds it
+
+class Elsewhere(ABC):
+    """Bytes that lie where they were made, and are fetched when they are needed here."""
+
+    nbytes: int
+
+    @abstractmethod
+    def fetch(self) -> bytes:
+        """The bytes."""
+
+
+Blob = bytes | Elsewhere
+Letter = Blob | Path  # an encoded message, or the file that holds it
 _LARGE = 1 << 22  # bytes from which a message gets a file
+
+
+def here(letter: Letter) -> bytes:
+    """Bytes, wherever they lie."""
+    if isinstance(letter, Elsewhere):
+        return letter.fetch()
+    return letter.read_bytes() if isinstance(letter, Path) else letter
 
 
 def nbytes(letter: Letter) -> int:
     """How many bytes an encoded message has."""
+    if isinstance(letter, Elsewhere):
+        return letter.nbytes
     return letter.stat().st_size if isinstance(letter, Path) else len(letter)
 
 
@@ -38,11 +63,37 @@ class Checkpoint:
     progress: dict[str, Any]  # totals, latest scores, lengths of the result files
 
 
+_Name = int | tuple[int, int]  # a client's value, or what it said in a round
+
+
+@dataclass
+class _Away:
+    """What lies elsewhere, and which of it is not in the file yet."""
+
+    values: dict[int, Elsewhere] = field(default_factory=dict)
+    letters: dict[tuple[int, int], Elsewhere] = field(default_factory=dict)
+    unwritten: set[_Name] = field(default_factory=set)
+
+    def copy(self) -> _Away:
+        """As it is now, whatever becomes of it."""
+        return _Away(dict(self.values), dict(self.letters), set(self.unwritten))
+
+    def forget(self, name: _Name) -> None:
+        """It is not there, or of no use any more."""
+        if isinstance(name, tuple):
+            self.letters.pop(name, None)
+        else:
+            self.values.pop(name, None)
+        self.unwritten.discard(name)
+
+
 class Store:
     """Client values by number, and the last checkpoint; without a path it lives in memory."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
+        self._away = _Away()
+        self._before = _Away()  # as it was when the last round began
         self._box = None if path is None else path.absolute().with_suffix(".mail")
         try:
             self._db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None, timeout=1)
@@ -66,25 +117,34 @@ class Store:
             busy = "another process is at work on this run" if "locked" in str(error) else str(error)
             raise StoreError(f"cannot open the state in {path}: {busy}") from error
 
-    def client(self, k: int) -> bytes | None:
+    def client(self, k: int) -> Blob | None:
         """Client k's value, or None if it has none yet."""
+        if k in self._away.values:
+            return self._away.values[k]
         row = self._do("SELECT value FROM clients WHERE k = ?", (k,)).fetchone()
         return None if row is None else row[0]
 
     def clients(self) -> list[int]:
         """The clients that have a value."""
-        return [row[0] for row in self._do("SELECT k FROM clients ORDER BY k")]
+        return sorted({row[0] for row in self._do("SELECT k FROM clients")} | self._away.values.keys())
 
     def begin_round(self) -> None:
         """From here to ``end_round`` is one round, kept whole or not at all."""
+        self._before = self._away.copy()
         self._do("SAVEPOINT round")
 
-    def put(self, k: int, value: bytes) -> None:
+    def put(self, k: int, value: Blob) -> None:
         """Client k's new value, kept with the round."""
+        if isinstance(value, Elsewhere):
+            self._away.values[k] = value
+            self._away.unwritten.add(k)
+            return
+        self._away.forget(k)
         self._do("INSERT OR REPLACE INTO clients VALUES (?, ?)", (k, value))
 
     def drop(self, k: int) -> None:
         """Client k has no value any more, as before it joined; kept with the round."""
+        self._away.forget(k)
         self._do("DELETE FROM clients WHERE k = ?", (k,))
 
     def mail(self, k: int, before: int) -> tuple[Letter, int]:
@@ -93,18 +153,28 @@ class Store:
         row = self._do(sql, (k, before)).fetchone()
         if row is None:
             raise StoreError(f"the state in {self.path or 'memory'} is damaged: client {k} has no message")
-        return bytes(row[0]) or self._file(k, row[2]), int(row[1])
+        letter = self._away.letters.get((k, row[2]))
+        return letter or bytes(row[0]) or self._file(k, row[2]), int(row[1])
 
-    def put_mail(self, k: int, t: int, data: bytes, value_nbytes: int) -> None:
+    def put_mail(self, k: int, t: int, data: Blob, value_nbytes: int) -> None:
         """What client k tells its peers in round t, kept with the round."""
+        self._away.forget((k, t))
+        if isinstance(data, Elsewhere):
+            self._away.letters[k, t] = data
+            self._away.unwritten.add((k, t))
+        data = b"" if isinstance(data, Elsewhere) else self._laid(k, t, data)
+        self._do("INSERT OR REPLACE INTO mail VALUES (?, ?, ?, ?)", (k, t, data, value_nbytes))
+
+    def _laid(self, k: int, t: int, data: bytes) -> bytes:
+        """What to write of a message: all, or nothing if it is large and lies in a file now."""
         if self._box is not None and len(data) >= _LARGE:
             try:
                 self._box.mkdir(exist_ok=True)
                 write(self._file(k, t), data)
             except OSError as error:
                 raise StoreError(f"cannot write to {self._box}: {error}; the last checkpoint is intact") from error
-            data = b""
-        self._do("INSERT OR REPLACE INTO mail VALUES (?, ?, ?, ?)", (k, t, data, value_nbytes))
+            return b""
+        return data
 
     def forget_mail(self, before: int) -> None:
         """Drop what clients said before a round, unless it is the last that they said."""
@@ -113,6 +183,10 @@ class Store:
             "(SELECT 1 FROM mail AS new WHERE new.k = old.k AND new.t > old.t)",
             (before,),
         )
+        if self._away.letters:
+            known = {(k, t) for k, t in self._do("SELECT k, t FROM mail")}
+            for name in self._away.letters.keys() - known:
+                self._away.forget(name)
 
     def part(self, name: str) -> bytes:
         """A part of the server's value that is kept by itself."""
@@ -134,6 +208,7 @@ class Store:
 
     def commit(self) -> None:
         """Make the rounds that are whole the state that a crash goes back to."""
+        self._fetch()
         self._do("COMMIT")
         self._do("BEGIN IMMEDIATE")
         if self._box is not None and self._box.exists():  # not before: a crash may go back to older messages
@@ -143,10 +218,30 @@ class Store:
 
     def rescue(self) -> None:
         """Commit the rounds that are whole and forget one that is not: for the moment when everything else fails."""
+        if not self._db.in_transaction:  # SQLite has gone back by itself, and what is written now would stand alone
+            return
         with suppress(sqlite3.Error):
             self._db.execute("ROLLBACK TO round")  # an error if no round is under way, which is as good
-        with suppress(sqlite3.Error):
+            self._away = self._before
+        try:
+            self._fetch()
             self._db.execute("COMMIT")
+        except (sqlite3.Error, RuntimeError):  # what lay elsewhere may be lost; half a checkpoint would be none
+            with suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+
+    def _fetch(self) -> None:
+        """Write what lies elsewhere and is not written yet, one after the other; it stays where it is all the same."""
+        if self.path is None:
+            return
+        for name in sorted(self._away.unwritten, key=str):
+            if isinstance(name, tuple):
+                data = self._laid(*name, self._away.letters[name].fetch())
+                self._do("UPDATE mail SET data = ? WHERE k = ? AND t = ?", (data, *name))
+            else:
+                value = self._away.values[name].fetch()
+                self._do("INSERT OR REPLACE INTO clients VALUES (?, ?)", (name, value))
+            self._away.unwritten.discard(name)
 
     def checkpoint(self) -> Checkpoint | None:
         """The last checkpoint."""

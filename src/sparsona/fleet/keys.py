@@ -91,8 +91,8 @@ def roster(folder: Path) -> dict[int, tuple[str, Path]]:
     return found
 
 
-def check_certificate(file: Path, host: str | None = None) -> None:
-    """Raise FleetError if a certificate is missing or out of date, or not for this host."""
+def check_certificate(file: Path, host: str | None = None) -> datetime.datetime:
+    """When a certificate ends; raises FleetError if it is missing or out of date, or not for this host."""
     needs_flower()
     from cryptography import x509
 
@@ -113,6 +113,7 @@ def check_certificate(file: Path, host: str | None = None) -> None:
         known = [str(n) for kind in (x509.DNSName, x509.IPAddress) for n in names.get_values_for_type(kind)]
         if host not in known:
             raise FleetError(f"{file} is for {', '.join(known)}, not for {host}; make keys with --host {host}")
+    return found.not_valid_after_utc
 
 
 def check_private(file: Path) -> None:

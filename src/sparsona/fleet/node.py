@@ -156,7 +156,9 @@ def _serve(listener: Listener, station: Station) -> None:
             with listener.accept() as link:
                 if link.poll(_ASKS_WITHIN):
                     link.send_bytes(station.answer(link.recv_bytes(station.most)))
-        except (OSError, EOFError):  # whoever asked is gone
+        except (OSError, EOFError) as error:  # whoever asked is gone
+            if "bad message length" in str(error):  # as the standard library says it
+                station.tell(f"a job of more than {station.most >> 20} MB was refused; --max-mb allows more")
             time.sleep(0.01)
         except Exception as error:  # such as too little memory for one parcel: the next may be smaller
             station.tell(f"a job could not be read: {type(error).__name__}: {error}")

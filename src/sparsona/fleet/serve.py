@@ -29,6 +29,7 @@ from sparsona.fleet import FleetError
 from sparsona.results import Journal, Run, write
 from sparsona.runner import Progress, bare_device, drive
 
+SHARED = ("classes", "shape", "vocabulary")  # of their data, what all clients have in common
 _MOST_HELLO = 1 << 20
 _NOTICE = 20.0  # seconds within which a node should have heard why it was refused
 _THE_WAY = ("httpx", "httpcore", "flwr")  # whose errors tell that the SuperLink cannot be reached
@@ -76,7 +77,7 @@ def serve(post: Post, order: dict[str, Any], work: Path) -> Run:
     meeting = Meeting(post, recipe, head, keys, log.add)
     status = _Status(order.get("status"), run, folder, recipe.rounds)
     status.write(0 if then is None else len(Run.open(folder).rounds))
-    facts = meeting.meet(float(order["wait"]), strict=then is None)
+    facts = meeting.meet(float(order["wait"]), then)
     device = bare_device(recipe, facts["classes"], tuple(facts["shape"]), facts["vocabulary"])
     engine = Remote(
         *(post, meeting.seats, device, head, recipe.fleet.timeout, recipe.fleet.min_answers, order["most"], log.add),
@@ -94,7 +95,7 @@ def serve(post: Post, order: dict[str, Any], work: Path) -> Run:
         "forward_flops": device.task.layout.flops(),
         "not_in_flops": device.task.layout.uncounted,
         "train_samples": facts["samples"],
-        "classes": facts["classes"],
+        **{key: facts[key] for key in SHARED},
         "fleet_run": run,
     }
 
@@ -131,7 +132,7 @@ def _as_it_began(folder: Path) -> dict[str, Any] | None:
 def _compare(folder: Path, then: dict[str, Any], now: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
     """Refuse to go on with another model; say what else is not as it was, for then its end may not be the same."""
     changed = {key: value for key, value in now.items() if then.get(key) != value}
-    for key in ("clients", "classes", "parameters"):
+    for key in ("clients", *SHARED, "parameters"):
         if key in changed:
             raise FleetError(f"{folder} began with {then.get(key)} {key}, and the fleet has {now[key]}")
     if changed:
@@ -169,19 +170,24 @@ class Meeting:
         self._listen()
         return {self._known[node]: node for node in sorted(nodes) if node in self._known}
 
-    def meet(self, seconds: float, strict: bool) -> dict[str, Any]:
-        """Wait for all clients, or for enough of them after so many seconds, and give what they have in common."""
+    def meet(self, seconds: float, then: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Wait for all clients, or for enough of them after so many seconds, and give what they have in common.
+
+        A run does not begin with nodes that do not fit. One that goes on knows what it began with, ``then``, and goes
+        on with those that do.
+        """
         end = time.monotonic() + seconds
         everyone = set(range(self.recipe.data.clients))
         while time.monotonic() < end:
             self._greet(self.post.nodes())
             self._listen()
-            if self._wrong and strict:
+            if self._wrong and then is None:
                 self._wait_for_notices()
                 raise FleetError(self._complaints())
             if self._facts.keys() >= everyone:
                 break
             time.sleep(0.5)
+        common = self._common(then)
         missing = sorted(everyone - self._facts.keys())
         if len(self._facts) < self.recipe.fleet.min_answers or not self._facts:
             others = f"; {self._complaints()}" if self._wrong else ""
@@ -193,19 +199,34 @@ class Meeting:
             self.tell({"event": "not there at the start", "clients": missing})
         else:
             self.tell({"event": "all clients are there"})
+        return common | {"samples": sum(facts["samples"] for facts in self._facts.values())}
+
+    def _common(self, then: dict[str, Any] | None) -> dict[str, Any]:
+        """What the data of all clients have in common, or had when the run began; who differs is told so."""
+        if not self._facts:
+            return {}
         first = min(self._facts)
-        shared = {key: self._facts[first][key] for key in ("classes", "shape", "vocabulary")}
+        common = {key: self._facts[first][key] for key in SHARED}
+        whose = f"client {first}"
+        if then is not None:
+            began = {key: then.get(key, value) for key, value in common.items()}
+            if any(facts.items() >= began.items() for facts in self._facts.values()):  # or it was another fleet
+                common, whose = began, "the run"
         for k, facts in sorted(self._facts.items()):
-            for key, value in shared.items():
-                if facts[key] != value:
-                    why = (
-                        f"client {k} has data with {key} {facts[key]}, client {first} with {value}; all must have the "
-                        f"same{' (a node with a file of its own may need --classes)' if key == 'classes' else ''}"
-                    )
-                    self._notify([node for node, j in self._known.items() if j == k], why)
-                    self._wait_for_notices()
-                    raise FleetError(why)
-        return shared | {"samples": sum(facts["samples"] for facts in self._facts.values())}
+            others = [key for key in SHARED if facts[key] != common[key]]
+            if not others:
+                continue
+            name = others[0]
+            why = f"client {k} has data with {name} {facts[name]}, {whose} with {common[name]}; all must have the same"
+            if name == "classes":
+                why += " (a node with a file of its own may need --classes)"
+            self._notify([node for node, j in self._known.items() if j == k], why)
+            self._wait_for_notices()
+            if whose != "the run":
+                raise FleetError(why)
+            del self._facts[k]
+            self.tell({"event": "other data", "client": k, "why": why})
+        return common
 
     def _complaints(self) -> str:
         """What is wrong with which nodes."""
@@ -294,7 +315,8 @@ class Meeting:
             raise FleetError(f"it says that it is client {k}, and so does node {others[0]}")
         facts = {key: said.get(key) for key in ("classes", "shape", "vocabulary", "samples")}
         shape = facts["shape"]
-        sizes = [facts["classes"], facts["samples"], *(shape if isinstance(shape, list) else [None])]
+        words = [] if facts["vocabulary"] is None else [facts["vocabulary"]]
+        sizes = [facts["classes"], facts["samples"], *words, *(shape if isinstance(shape, list) else [None])]
         if not all(_number(n) and n > 0 for n in sizes):
             raise FleetError(f"it speaks of data that cannot be: {facts}")
         self._known[node] = k

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import re
@@ -36,6 +37,7 @@ CONNECTION = "fleet"  # the name that Flower's settings know the server by
 _STARTS_WITHIN = 180.0  # seconds
 _STRANGER = "No SuperNode found with the given public key"  # what Flower's log says of a key that it does not know
 _TWICE = re.compile(r"SuperNode with node ID (\d+) could not be activated")  # and of one that is in use
+_SOON = datetime.timedelta(days=30)  # before its certificate ends, the server says so
 _QUIET = 120.0  # seconds without a refusal after which the same one is news again
 
 
@@ -143,9 +145,14 @@ def run_server(home: Home, host: str, port: int, secure: bool, say: Callable[[st
             register(home, say)
             child.news()  # whoever came before its key was registered comes again
         said: dict[str, float] = {}
+        ends = check_certificate(home.keys / "server.pem") if secure else None
         say(f"the server listens on {host}:{port}" + (f"; the fleet's keys are in {home.keys}" if secure else ""))
         while True:
             time.sleep(0.5)
+            if ends is not None and ends - datetime.datetime.now(datetime.UTC) < _SOON:
+                when = f"{ends:%Y-%m-%d %H:%M} UTC"
+                say(f"the server's certificate ends on {when}: make new keys in time, or no node trusts it")
+                ends = None  # once will do
             for line in refusals(child.news(), home):
                 if time.monotonic() - said.get(line, -_QUIET) >= _QUIET:
                     say(line)
