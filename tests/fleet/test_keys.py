@@ -20,7 +20,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'sparso
 from command import call, ok, refused
 from sparsona.config import check, load
 from sparsona.data import DataError
-from sparsona.fleet import FleetError, node, server
+from sparsona.fleet import FleetError, node, processes, server
 from sparsona.fleet.data import NodeData, read_npz
 from sparsona.fleet.keys import check_certificate, check_private, make_authority, make_node_key, read_public, roster
 from sparsona.fleet.node import _place, check_secure, split_address
@@ -161,6 +161,42 @@ def test_a_server_says_in_time_that_its_certificate_ends(days, warned, tmp_path,
     with pytest.raises(KeyboardInterrupt):
         server.run_server(Home(tmp_path), "localhost", 1, True, lines.append)
     assert sum("the server's certificate ends on 20" in line for line in lines) == warned
+
+
+def test_a_node_that_was_registered_but_not_noted_is_noted_the_next_time(tmp_path, monkeypatch):
+    for k, name in enumerate(("north", "south")):
+        make_node_key(tmp_path / "keys", name, k)
+    (tmp_path / "nodes.json").write_text(json.dumps({"77": {"name": "north", "client": 0}}))
+
+    def flwr(home, *words):
+        if words[:2] == ("supernode", "list"):
+            return {"nodes": [{"node-id": "77"}, {"node-id": "78"}]}
+        raise FleetError("flwr supernode register: public key already in use")
+
+    monkeypatch.setattr(server, "flwr", flwr)
+    server.register(Home(tmp_path))
+    names = {n: told["name"] for n, told in json.loads((tmp_path / "nodes.json").read_text()).items()}
+    assert names == {"77": "north", "78": "south"}
+
+
+def test_the_log_of_a_program_that_runs_for_months_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "_LONGEST", 1000)
+    code = "for _ in range(3): print('x' * 600, flush=True); input()"
+    monkeypatch.setattr(subprocess, "DEVNULL", subprocess.PIPE)  # for it to wait for us
+    child = Child([sys.executable, "-c", code], tmp_path / "a.log")
+    told = ""
+    try:
+        for i in range(1, 4):
+            while told.count("x") < 600 * i:
+                told += child.news()
+            child.process.stdin.write(b"\n")
+            child.process.stdin.flush()
+        child.process.wait(60)
+    finally:
+        child.stop()
+    assert told.count("x") == 1800
+    assert (tmp_path / "a.old").read_text().count("x") == 1200
+    assert (tmp_path / "a.log").read_text() == "x" * 600 + "\n"
 
 
 def test_the_servers_folder_is_its_owners_alone(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 
 from sparsona.fleet import FleetError, needs_flower
 
+_LONGEST = 10_000_000  # bytes of a log, and as many of the one before: a fleet may run for months
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -40,8 +42,6 @@ class Child:
         self.command = list(command)
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
-        if log.exists() and log.stat().st_size > 10_000_000:
-            log.replace(log.with_suffix(".old"))
         guard = [sys.executable, "-I", "-S", str(Path(__file__).with_name("child.py")), str(os.getpid())]
         self._read = log.stat().st_size if log.exists() else 0
         with log.open("ab") as out:
@@ -61,6 +61,10 @@ class Child:
             file.seek(self._read)
             text = file.read()
             self._read += len(text)
+            if self._read > _LONGEST:  # it writes at the end, wherever that is, and need not know
+                shutil.copyfile(self.log, self.log.with_suffix(".old"))
+                os.truncate(self.log, 0)
+                self._read = 0
             return text.decode(errors="replace")
         return ""
 

@@ -131,10 +131,19 @@ def register(home: Home, say: Callable[[str], None] = lambda text: None) -> None
         except FleetError as error:
             if "already" not in str(error).lower():
                 raise
-            continue
+            unnamed = [] if client in {n["client"] for n in known.values()} else _unnamed(home, known)
+            if len(unnamed) != 1:
+                continue
+            made = {"node-id": unnamed[0]}  # we were killed after it was registered and before it was noted
         known[str(made["node-id"])] = {"name": name, "client": client}
         write(home.nodes, json.dumps(known, indent=1) + "\n")
         say(f"{name} may speak for client {client}")
+
+
+def _unnamed(home: Home, known: dict[str, Any]) -> list[str]:
+    """Registered nodes of which we know nothing."""
+    nodes = flwr(home.path, "supernode", "list", CONNECTION).get("nodes", [])
+    return [node["node-id"] for node in nodes if node["node-id"] not in known]
 
 
 def run_server(home: Home, host: str, port: int, secure: bool, say: Callable[[str], None]) -> None:
