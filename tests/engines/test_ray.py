@@ -1,6 +1,7 @@
 """Ray's workers give the same bits as the local engine."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,22 @@ def test_a_cluster_of_two_machines_and_one_that_is_lost(tmp_path, fetched):
         assert files(tmp_path / "ray") == files(tmp_path / "local")
     finally:
         cluster.shutdown()
+
+
+@there
+def test_an_address_where_no_cluster_is_is_told_at_once():
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))  # and nobody listens
+        address = f"127.0.0.1:{s.getsockname()[1]}"
+        for wrong, told in (
+            ("somewhere", "must be host:port"),
+            (address, "nobody listens there .*; it must be host:port"),
+        ):
+            more = {"engine": {"name": "ray", "workers": 2, "address": wrong}}
+            with pytest.raises(ValueError, match=rf"engine.address = '{re.escape(wrong)}': {told}"):
+                run(check(tables(recipe()) | more))
 
 
 def test_without_ray_it_says_what_to_install(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import socket
 import sys
 import traceback
 from collections import deque
@@ -59,6 +60,20 @@ class _Held(Elsewhere):
         return self if self.nbytes > _SMALL else self.fetch()
 
 
+def _look_for(address: str) -> None:
+    """Raise ValueError if no cluster can be at an address: Ray itself would try for minutes."""
+    if address in ("", "auto"):
+        return
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    what = 'must be host:port of a Ray cluster (ray start --head tells it), or "auto" for one on this machine'
+    if not colon or not host or not port.isdigit():
+        raise ValueError(f"engine.address = {address!r}: {what}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"engine.address = {address!r}: nobody listens there ({error}); it {what}") from error
+
+
 class _Worker:
     """What runs on the cluster: a device, and nothing that outlives a job."""
 
@@ -93,6 +108,7 @@ class Cluster:
     def __init__(self, workers: int, build: str, arguments: dict[str, Any], address: str = "") -> None:
         self._ours = not ray.is_initialized()
         if self._ours:
+            _look_for(address)
             where: dict[str, Any] = (
                 {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
             )
