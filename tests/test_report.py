@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from sparsona import report
+from sparsona import attendance, report
 from sparsona.config import check
 from sparsona.costs import Device
 from sparsona.engines.device import Score
@@ -498,3 +498,45 @@ def test_amounts(value: float, text: str) -> None:
 )
 def test_flop_units(flops: float, unit: str) -> None:
     assert flop_unit(flops)[1] == unit
+
+
+def test_who_was_left_out_is_told_and_drawn(tmp_path: Path) -> None:
+    """Client 2 lies twice in a row and once later, client 3 is not there; what devices say is cleaned."""
+    run = make(tmp_path / "run", FEDAVG * 3)
+    assert list(attendance.in_words(run)) == []
+    assert [f.name for f in report.run_figures(run)] == ["accuracy.png", "clients.png"]
+    path = run.path / "rounds.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    whys = {2: {"2": "NaN"}, 3: {"2": "NaN", "3": "not there"}, 5: {"2": "NaN"}, 6: {"2": "a\x1b[2J\nb" + "c" * 200}}
+    for row in rows:
+        why = whys.get(row["round"], {})
+        row |= {"participants": [0, 2, 3], "left_out": sorted(map(int, why)), "why_left_out": why}
+    rows[3]["not_tested"] = {"0": "no answer"}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    events = [
+        {"event": "resumed", "rounds": 4},
+        {"event": "unusable message", "client": "1", "by": 0, "round": 3},
+        {"event": "unusable message", "client": "1", "by": 2, "round": 3},
+        {"event": "unusable message", "client": "1", "by": 2, "round": 1},
+        {"event": "all clients are there"},
+    ]
+    (run.path / "fleet.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+    run = Run.open(run.path)
+    assert list(attendance.in_words(run)) == [
+        f"client 2: left out of 4 of 6 rounds: NaN (rounds 2-3, 5); a [2J b{'c' * 113}… (round 6)",
+        "client 0: not tested: no answer (round 4)",
+        "client 3: left out of 1 of 6 rounds: not there (round 3)",
+        "the server went on after round 4",
+        "client 1: what it told its peers was of no use to them (rounds 1, 3)",
+    ]
+    assert [f.name for f in report.run_figures(run)] == ["accuracy.png", "clients.png", "attendance.png"]
+
+
+def test_many_who_were_left_out_are_counted(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", [dict.fromkeys(range(14), (1, 2))], data={"clients": 14})
+    path = run.path / "rounds.jsonl"
+    row = json.loads(path.read_text()) | {"participants": list(range(14)), "left_out": list(range(13))}
+    path.write_text(json.dumps(row | {"why_left_out": {str(k): "NaN" for k in range(13)}}) + "\n")
+    lines = list(attendance.in_words(Run.open(run.path)))
+    assert lines[0] == "client 0: left out of 1 of 1 rounds: NaN (round 1)"
+    assert lines[10:] == ["3 more clients were left out of rounds; rounds.jsonl names them"]

@@ -13,6 +13,7 @@ from sparsona.sheet import round_percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#767676"
@@ -97,9 +98,14 @@ def percent_axis(ax: Axes) -> None:
 
 def round_axis(ax: Axes) -> None:
     """Ticks at whole rounds."""
+    whole_numbers(ax.xaxis)
+
+
+def whole_numbers(axis: Axis) -> None:
+    """Ticks at whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def draw_goal(ax: Axes, goal: float | None, handles: list[Any], labels: list[str]) -> None:
@@ -121,4 +127,5 @@ __all__ = [
     "percent_axis",
     "round_axis",
     "shortened",
+    "whole_numbers",
 ]

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparsona import drawing, gates
+from sparsona import attendance, drawing, gates
 from sparsona.config import tables
 from sparsona.costs import Cost, Device, busiest, per_round
 from sparsona.results import Run, RunError, write
@@ -332,6 +332,8 @@ def run_figures(run: Run) -> list[Path]:
     if files and (told := _told([run])):
         files.append(_draw_told([run], [run.recipe.name], told, folder / "told.png"))
     if files and (drawn := gates.draw_histograms(run, folder / "histograms.png")):
+        files.append(drawn)
+    if files and (drawn := attendance.picture(run, folder / "attendance.png")):
         files.append(drawn)
     return files
 

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from sparsona import report
+from sparsona import attendance, report
 from sparsona.config import COMPARISON, Recipe, RecipeError
 from sparsona.engines.local import ClientFailed
 from sparsona.engines.pool import WorkerDied
@@ -233,6 +233,9 @@ def show_runs(runs: list[Run], folder: Path, as_json: bool) -> None:
             tell(f"{r.path.name}: no client was ever tested")
     for gain in gains:
         tell(gain_line(gain))
+    for r in runs:
+        for line in attendance.in_words(r):
+            tell(f"{r.path.name}: {line}" if len(runs) > 1 else line)
     tell(f"results: {folder}")
     if several:
         tell(f"tables and pictures: {where}")

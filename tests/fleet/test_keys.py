@@ -1,5 +1,6 @@
 """Keys, addresses, files and options of a fleet: what is wrong is told in one line."""
 
+import datetime
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from pathlib import Path
 
@@ -146,21 +148,24 @@ def test_a_server_that_has_gone_is_told(tmp_path):
         assert f"no server listens on 127.0.0.1:{port}; start it with: sparsona fleet server" in told
 
 
-@pytest.mark.parametrize(("days", "warned"), [(29, True), (31, False)])
+@pytest.mark.parametrize(("days", "warned"), [(31, []), (29, ["ends"]), (0.2 / 86400, ["ends", "ended"])])
 def test_a_server_says_in_time_that_its_certificate_ends(days, warned, tmp_path, monkeypatch):
-    make_authority(tmp_path / "keys", ["localhost"], days=days)
-    lines, looks = [], iter(range(3))
+    lines, looks, sleep = [], iter(range(3)), time.sleep
     monkeypatch.setattr(server, "start_superlink", lambda *_: Child([sys.executable, "-c", ""], tmp_path / "log"))
+    monkeypatch.setattr(server, "check_certificate", lambda file: ends)
     monkeypatch.setattr(Child, "ended", False)
+    ends = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
 
-    def sleep(seconds):
+    def wait(seconds):
+        sleep(0.2)
         if next(looks, None) is None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(server.time, "sleep", sleep)
+    monkeypatch.setattr(server.time, "sleep", wait)
     with pytest.raises(KeyboardInterrupt):
         server.run_server(Home(tmp_path), "localhost", 1, True, lines.append)
-    assert sum("the server's certificate ends on 20" in line for line in lines) == warned
+    found = [re.match(r"the server's certificate (ends|ended) on 20", line) for line in lines]
+    assert [m[1] for m in found if m] == warned
 
 
 def test_a_node_that_was_registered_but_not_noted_is_noted_the_next_time(tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from command import ok, refused
 from fleet.test_fleet import files
 from fleet.test_trouble import events
 from small import recipe
+from sparsona import attendance
 from sparsona.config import tables, to_toml
 from sparsona.engines.keep import Keep
 from sparsona.fleet.processes import Child, environment, free_port, stop_all
@@ -178,6 +179,10 @@ def test_chaos(tmp_path):
     assert {t: why for t, why in whys.items() if t in lies and not re.search(lies[t], why)} == {}
     assert "resumed" in {e["event"] for e in events(done.path)}
     assert done.summary["accuracy"] > 0.5
+    told = list(attendance.in_words(done))  # what a user reads at the end
+    (liar,) = [line for line in told if line.startswith("client 3: left out of ")]
+    assert "NaN or Inf (round 2)" in liar
+    assert any(line.startswith("the server went on after round ") for line in told)
 
 
 @pytest.mark.fleet
@@ -211,7 +216,7 @@ def test_the_commands_and_a_superlink_that_is_killed(tmp_path):
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                if any(w.endswith("flower-superlink") for w in words[:2]) and str(home / "flower.sqlite") in words:
+                if "sparsona.engines.flower" in words and str(home / "flower.sqlite") in words:
                     os.kill(int(entry.name), signal.SIGKILL)
         out, _ = process.communicate(timeout=900)
         assert process.returncode == 0

@@ -6,6 +6,7 @@ hands the bytes to the device's own process, which stays, over a socket of that 
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Client
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _AGAIN = (3, 4, 5, 8)  # of Flower's errors: a message or node was not there, or its process ended; worth another try
 _AT_ONCE = 8  # answers in memory
+GUARDED = "other machines reach the way for nodes alone"  # what a SuperLink of ours says when it starts
+_FOR_NODES = "/v1/fleet/"
 _KEY = "parcel"
 _KIND = "query.sparsona"
 
@@ -116,3 +119,53 @@ def _through_socket(data: bytes, context: Context, seconds: float) -> bytes:
         if not link.poll(seconds):
             raise TimeoutError(f"the device did not answer within {seconds:g} seconds")
         return link.recv_bytes()
+
+
+class Gate:
+    """Lets other machines reach what nodes need of a SuperLink, and this machine all of it.
+
+    On the same port Flower serves what starts runs and registers nodes, and asks nobody for a login.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Pass on a request, or refuse it."""
+        for_nodes = scope["type"] == "http" and scope["path"].startswith(_FOR_NODES)
+        if scope["type"] == "lifespan" or for_nodes or _from_here(scope):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
+            await send({"type": "http.response.body", "body": b"for the server's own machine alone"})
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+
+def _from_here(scope: dict[str, Any]) -> bool:
+    """Whether a request comes from the machine that it came to: from loopback, or with its own address."""
+    there, here = ((scope.get(end) or ("",))[0] for end in ("client", "server"))
+    try:
+        address = ipaddress.ip_address(there)
+    except ValueError:
+        return False
+    return there == here or (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def superlink() -> None:
+    """Flower's own ``flower-superlink``, behind the gate."""
+    import uvicorn
+    from flwr.superlink.cli import flower_superlink
+
+    run = uvicorn.run
+
+    def guarded(app: Any, **options: Any) -> None:
+        print(GUARDED, flush=True)
+        run(Gate(app), **options)
+
+    uvicorn.run = guarded
+    flower_superlink()
+
+
+if __name__ == "__main__":
+    superlink()

@@ -29,6 +29,7 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FORWARDED_ALLOW_IPS": "127.0.0.1,::1",  # who is believed that a request came from elsewhere
         "PYTHONUNBUFFERED": "1",
     }
     wish = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}  # a second otherwise, in every round; a user's own comes first

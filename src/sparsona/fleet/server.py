@@ -97,6 +97,8 @@ class Home:
 def start_superlink(home: Home, host: str, port: int, secure: bool) -> Child:
     """Start a SuperLink and wait until it listens."""
     needs_flower()
+    from sparsona.engines.flower import GUARDED
+
     if not port_is_free(host, port):
         raise FleetError(f"port {port} of {host} is taken; choose another with --port")
     if secure:
@@ -109,13 +111,15 @@ def start_superlink(home: Home, host: str, port: int, secure: bool) -> Child:
         trust = [word for option, name in names.items() for word in (f"--ssl-{option}", str(home.keys / name))]
         trust.append("--enable-supernode-auth")
     command = [
-        str(Path(sys.executable).with_name("flower-superlink")),
+        *(sys.executable, "-m", "sparsona.engines.flower"),
         *("--host", host, "--port", str(port), *trust, "--database", str(home.path / "flower.sqlite")),
         "--disable-runtime-dependency-installation",
     ]
     child = Child(command, home.path / "superlink.log", environment(home.path))
     try:
         wait_until_reachable(child, _local(host), port)
+        if GUARDED not in child.news():
+            raise FleetError("this version of Flower cannot be guarded: install the one that Sparsona was tested with")
     except BaseException:
         child.stop()
         raise
@@ -154,14 +158,12 @@ def run_server(home: Home, host: str, port: int, secure: bool, say: Callable[[st
             register(home, say)
             child.news()  # whoever came before its key was registered comes again
         said: dict[str, float] = {}
-        ends = check_certificate(home.keys / "server.pem") if secure else None
+        warnings = _warnings(check_certificate(home.keys / "server.pem")) if secure else []
         say(f"the server listens on {host}:{port}" + (f"; the fleet's keys are in {home.keys}" if secure else ""))
         while True:
             time.sleep(0.5)
-            if ends is not None and ends - datetime.datetime.now(datetime.UTC) < _SOON:
-                when = f"{ends:%Y-%m-%d %H:%M} UTC"
-                say(f"the server's certificate ends on {when}: make new keys in time, or no node trusts it")
-                ends = None  # once will do
+            while warnings and datetime.datetime.now(datetime.UTC) >= warnings[0][0]:
+                say(warnings.pop(0)[1])
             for line in refusals(child.news(), home):
                 if time.monotonic() - said.get(line, -_QUIET) >= _QUIET:
                     say(line)
@@ -173,6 +175,15 @@ def run_server(home: Home, host: str, port: int, secure: bool, say: Callable[[st
                 child = start_superlink(home, host, port, secure)
     finally:
         stop_all([child])
+
+
+def _warnings(ends: datetime.datetime) -> list[tuple[datetime.datetime, str]]:
+    """What to say when of a certificate that ends; nodes that do not trust it never get as far as we could see them."""
+    when = f"{ends:%Y-%m-%d %H:%M} UTC"
+    return [
+        (ends - _SOON, f"the server's certificate ends on {when}: make new keys in time, or no node trusts it"),
+        (ends, f"the server's certificate ended on {when}: no node can come until there are new keys"),
+    ]
 
 
 def refusals(news: str, home: Home) -> list[str]:
