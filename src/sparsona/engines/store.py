@@ -218,7 +218,11 @@ class Store:
 
     def rescue(self) -> None:
         """Commit the rounds that are whole and forget one that is not: for the moment when everything else fails."""
-        if not self._db.in_transaction:  # SQLite has gone back by itself, and what is written now would stand alone
+        try:
+            whole = self._db.in_transaction  # or SQLite has gone back by itself: what is written now would stand alone
+        except sqlite3.ProgrammingError:  # it is closed: the run was over
+            whole = False
+        if not whole:
             return
         with suppress(sqlite3.Error):
             self._db.execute("ROLLBACK TO round")  # an error if no round is under way, which is as good
