@@ -515,9 +515,10 @@ def test_who_was_left_out_is_told_and_drawn(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     events = [
         {"event": "resumed", "rounds": 4},
-        {"event": "unusable message", "client": "1", "by": 0, "round": 3},
-        {"event": "unusable message", "client": "1", "by": 2, "round": 3},
-        {"event": "unusable message", "client": "1", "by": 2, "round": 1},
+        {"event": "unusable message", "client": "1", "by": 2, "round": 1, "why": "NaN"},
+        {"event": "unusable message", "client": "1", "by": 2, "round": 3, "why": "NaN"},
+        {"event": "unusable message", "client": "1", "by": 0, "round": 3, "why": "suspected: ValueError"},
+        {"event": "began anew", "client": 3, "round": 5, "why": "begins anew: x"},
         {"event": "all clients are there"},
     ]
     (run.path / "fleet.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
@@ -527,7 +528,9 @@ def test_who_was_left_out_is_told_and_drawn(tmp_path: Path) -> None:
         "client 0: not tested: no answer (round 4)",
         "client 3: left out of 1 of 6 rounds: not there (round 3)",
         "the server went on after round 4",
-        "client 1: what it told its peers was of no use to them (rounds 1, 3)",
+        "client 3: began anew (round 5): begins anew: x",
+        "client 1: what it told its peers was of no use, says client 2 (rounds 1, 3)",
+        "client 1: what it told its peers may have been of no use, says client 0 (round 3)",
     ]
     assert [f.name for f in report.run_figures(run)] == ["accuracy.png", "clients.png", "attendance.png"]
 

@@ -46,10 +46,17 @@ def _besides(events: Sequence[dict[str, Any]]) -> Iterator[str]:
             yield f"the server went on after round {event['rounds']}"
     unread: dict[str, set[int]] = {}
     for event in events:
-        if event["event"] == "unusable message":
-            unread.setdefault(event["client"], set()).add(event["round"])
-    for k, rounds in unread.items():
-        yield f"client {_short(k)}: what it told its peers was of no use to them ({_spans(sorted(rounds))})"
+        if event["event"] == "began anew":
+            yield f"client {event['client']}: began anew (round {event['round']}): {_short(event['why'])}"
+        elif event["event"] == "unusable message":
+            suspected = event["why"].startswith("suspected")
+            what = "may have been" if suspected else "was"
+            line = f"client {event['client']}: what it told its peers {what} of no use, says client {event['by']}"
+            unread.setdefault(line, set()).add(event["round"])
+    for line, rounds in islice(unread.items(), _CLIENTS):
+        yield f"{_short(line)} ({_spans(sorted(rounds))})"
+    if len(unread) > _CLIENTS:
+        yield f"{len(unread) - _CLIENTS} more of this kind are in fleet.jsonl"
 
 
 def _short(why: str) -> str:

@@ -64,7 +64,10 @@ class Journal:
     def __init__(self, path: Path, size: int | None = None) -> None:
         self.path = path
         self._file = path.open("ab")
-        if size is not None:
+        if size is None:  # what a crash cut off in the middle of a line is nothing
+            size = path.read_bytes().rfind(b"\n") + 1
+            self._file.truncate(size)
+        else:
             if size > os.fstat(self._file.fileno()).st_size:
                 raise RunError(f"{path} is shorter than its checkpoint says: it was changed by someone else")
             self._file.truncate(size)

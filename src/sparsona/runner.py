@@ -12,7 +12,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -34,7 +34,7 @@ from sparsona.data import Fleet, build
 from sparsona.engines.device import Device, Job, Raw, Result, Score, Wants
 from sparsona.engines.local import Local
 from sparsona.engines.pool import Pool
-from sparsona.engines.rounds import Ballots, Engine, Round, peers, star
+from sparsona.engines.rounds import Ballots, Engine, Round, TooFew, peers, star
 from sparsona.engines.store import Checkpoint, Store, here
 from sparsona.engines.values import dumps, loads, split, types_of, without
 from sparsona.evaluate import metrics
@@ -313,21 +313,7 @@ class _Loop:
         recipe = self.recipe
         store.begin_round()
         self.untested = {}
-        everyone, key = self.clients, Rng(recipe.seed, "cohort", t)
-        wants: Wants = ("score",) if "after" in recipe.evaluate.points else ()
-        if isinstance(self.device.method, StarMethod):
-            places = cohort(len(self.members), recipe.fleet.per_round or len(self.members), key)
-            chosen = [self.members[place] for place in places]
-            ctx = self.device.ctx(t, "merge", t)
-            server, done = star(self.device.method, self.engine, store, server, t, chosen, ctx, wants)
-        else:
-            plan = recipe.topology.plan(everyone, t, recipe.rounds, Rng(recipe.seed, "topology"))
-            if t == 0:
-                self._post(store)
-            self.ballots, done = peers(self.engine, store, t, plan, self.ballots, everyone, wants)
-            done.clock = plan.clock(recipe.topology.times(everyone, Rng(recipe.seed, "topology")))
-        if self.away:
-            done.enough(min(recipe.fleet.min_answers, len(done.costs)))
+        server, done = self._trained(store, server, t)
         for k in sorted(done.reset):
             server = self._begin_anew(store, server, t, k)
         self.latest |= done.scores
@@ -353,6 +339,45 @@ class _Loop:
         if self.listen is not None:
             self.listen(Progress(t + 1, recipe.rounds, row, seconds))
         return server
+
+    def _trained(self, store: Store, server: Server, t: int) -> tuple[Server, Round]:
+        """Train and merge; where too few answer because some lost what they kept, once more with these as new ones."""
+        anew: dict[int, str] = {}
+        while True:
+            try:
+                begun = server
+                for k in sorted(anew):
+                    begun = self._begin_anew(store, begun, t - 1, k)
+                merged, done = self._exchanged(store, begun, t)
+            except TooFew as error:
+                if error.reset.keys() <= anew.keys():
+                    raise
+                anew |= error.reset
+                store.back()
+            else:
+                return merged, replace(done, anew=anew)
+
+    def _exchanged(self, store: Store, server: Server, t: int) -> tuple[Server, Round]:
+        """Send, train and merge, in the way of the method."""
+        recipe = self.recipe
+        everyone, key = self.clients, Rng(recipe.seed, "cohort", t)
+        wants: Wants = ("score",) if "after" in recipe.evaluate.points else ()
+        ballots = self.ballots
+        if isinstance(self.device.method, StarMethod):
+            places = cohort(len(self.members), recipe.fleet.per_round or len(self.members), key)
+            chosen = [self.members[place] for place in places]
+            ctx = self.device.ctx(t, "merge", t)
+            server, done = star(self.device.method, self.engine, store, server, t, chosen, ctx, wants)
+        else:
+            plan = recipe.topology.plan(everyone, t, recipe.rounds, Rng(recipe.seed, "topology"))
+            if t == 0:
+                self._post(store)
+            ballots, done = peers(self.engine, store, t, plan, self.ballots, everyone, wants)
+            done.clock = plan.clock(recipe.topology.times(everyone, Rng(recipe.seed, "topology")))
+        if self.away:
+            done.enough(min(recipe.fleet.min_answers, len(done.costs)))
+        self.ballots = ballots
+        return server, done
 
     def _validate(self, store: Store, server: Server, t: int) -> dict[int, Score]:
         """Every client's validation samples with the shared model, which is kept if none was better."""
@@ -447,6 +472,8 @@ class _Loop:
         }
         if done.left_out:
             row["why_left_out"] = {str(k): why for k, why in sorted(done.left_out.items())}
+        if done.anew:
+            row["began_anew"] = {str(k): why for k, why in sorted(done.anew.items())}
         if self.untested:
             row["not_tested"] = {str(k): why for k, why in sorted(self.untested.items())}
         if done.notes:

@@ -13,13 +13,13 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'sparsona[flower]'")
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fleet.world import World
 from small import recipe
 from sparsona.config import tables
-from sparsona.engines.flower import _through_socket, client_app
+from sparsona.engines.flower import _content, _data, _through_socket, client_app
 from sparsona.engines.parcels import pack, unpack
 from sparsona.engines.station import Station
 from sparsona.fleet.data import NodeData
@@ -134,8 +134,8 @@ def test_the_process_that_stays_answers_over_its_socket(tmp_path):
         context = Context(1, 1, {"socket": str(folder / "device")}, RecordDict(), {})
         for recipe_, told in ((tables(recipe("fedspa")), "client"), ({"name": "x"}, "error")):
             parcel = pack({"hello": True, "ask": "abc", "run": "r", "sparsona": "1.2", "recipe": recipe_})
-            message = Message(RecordDict({"parcel": ConfigRecord({"data": parcel})}), 1, "query.sparsona")
-            said, _ = unpack(client_app()(message, context).content["parcel"]["data"])
+            message = Message(_content(parcel), 1, "query.sparsona")
+            said, _ = unpack(_data(client_app()(message, context)))
             assert said["ask"] == "abc"
             assert told in said
         told = []

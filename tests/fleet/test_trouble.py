@@ -4,7 +4,10 @@ import json
 import re
 import shutil
 import sys
+import threading
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +19,7 @@ from fleet.test_fleet import files
 from fleet.world import World
 from small import recipe
 from sparsona.core.wire import Bits, Message, Values, encode
+from sparsona.engines.flower import GridPost, _content, _data
 from sparsona.engines.parcels import pack, unpack
 from sparsona.engines.rounds import TooFew
 from sparsona.fleet import FleetError
@@ -120,34 +124,33 @@ def test_a_peer_whose_message_is_too_large_for_its_neighbours_is_left_out(tmp_pa
 
 
 def test_an_answer_that_flower_cannot_read_is_its_senders_affair(tmp_path):
+    """Flower forgets answers when it hands them out: whoever came together with that one is not to be asked again."""
     world = World(tmp_path, 6)
-    broken, pull = set(), world.pull_messages
+    broken, asked, pull = set(), [], world.pull_messages
 
     def lie(k, data, answer):
-        if k == 2 and answers(data) == 1:
-            broken.add(data)
+        if answers(data) == 1:
+            asked.append(k)
+            if k == 2:
+                broken.add(k)
         return answer
 
     def pull_messages(numbers):
-        for number in numbers:
-            reply = world.replies.get(number)
-            if reply is not None and broken and reply.metadata.src_node_id == 1002:
-                if len(list(numbers)) == 1:
-                    del world.replies[number]
-                    broken.clear()
-                raise ValueError("no such class")
-        return pull(numbers)
+        messages = pull(numbers)
+        if broken and any(m.metadata.src_node_id == 1002 for m in messages):
+            broken.clear()
+            raise ValueError("no such class")
+        return messages
 
     world.lie, world.pull_messages = lie, pull_messages
     done = world.run(everyone(), tmp_path / "fleet")
     assert [row["left_out"] for row in done.rounds] == [[], [2], []]
     assert done.rounds[1]["why_left_out"]["2"] == "an answer that Flower cannot read: ValueError: no such class"
+    assert asked == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_server_that_cannot_be_reached_is_not_a_nodes_affair():
     import httpx
-
-    from sparsona.engines.flower import GridPost
 
     class Gone:
         def pull_messages(self, numbers):
@@ -157,18 +160,65 @@ def test_a_server_that_cannot_be_reached_is_not_a_nodes_affair():
         list(GridPost(Gone()).receive({"1", "2"}))
 
 
-def test_answers_are_fetched_a_few_at_a_time():
-    from sparsona.engines.flower import GridPost
+class Slow:
+    """A Grid whose answers a test lets go, and that counts how many are asked for at a time."""
 
-    sizes = []
+    def __init__(self, stuck=()):
+        self.stuck, self.go = set(stuck), threading.Event()
+        self.now, self.most, self.lock = 0, 0, threading.Lock()
 
-    class Grid:
-        def pull_messages(self, numbers):
-            sizes.append(len(numbers))
-            return []
+    def push_messages(self, messages):
+        return [str(m.metadata.dst_node_id) for m in messages]
 
-    assert list(GridPost(Grid()).receive({str(i) for i in range(20)})) == []
-    assert sizes == [8, 8, 4]
+    def pull_messages(self, numbers):
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        if self.stuck.intersection(numbers):
+            self.go.wait(60)
+        time.sleep(0.01)
+        with self.lock:
+            self.now -= 1
+        (number,) = numbers
+        about = SimpleNamespace(reply_to_message_id=number, src_node_id=int(number))
+        return [SimpleNamespace(metadata=about, has_error=lambda: False, content={"0": {"parcel": b"x"}})]
+
+
+def test_answers_are_fetched_some_at_a_time_and_not_ahead_of_who_takes_them():
+    grid = Slow()
+    replies = GridPost(grid).receive({str(i) for i in range(1, 41)})
+    next(replies)
+    time.sleep(0.5)
+    assert 1 < grid.most <= 16
+    assert len({reply.number for reply in replies}) == 39
+
+
+def test_an_answer_that_takes_long_to_upload_holds_up_nobody_else():
+    """Flower hands it out when its upload has begun; a node that is still at it is not asked anything else."""
+    grid = Slow(stuck={"3"})
+    post = GridPost(grid)
+    numbers = {post.send(node, b"x", 60.0) for node in range(1, 6)}
+    began = time.monotonic()
+    assert {reply.node for reply in post.receive(numbers)} == {1, 2, 4, 5}
+    assert list(post.receive({"3"})) == []
+    assert time.monotonic() - began < 5
+    assert post.send(3, b"x", 60.0) is None
+    assert post.send(4, b"x", 60.0) == "4"
+    grid.go.set()
+    assert [reply.node for reply in post.receive({"3"})] == [3]
+    assert post.send(3, b"x", 60.0) == "3"
+
+
+def test_parcels_travel_in_pieces():
+    """Flower gives a sender three minutes for each object."""
+    data = bytes(range(256)) * (5 << 14)  # 20 MB and more
+    content = _content(data)
+    assert max(len(record["parcel"]) for record in content.values()) == 2 << 20
+    assert len(content) == 10
+    assert _data(SimpleNamespace(content=content)) == data
+    assert _data(SimpleNamespace(content=_content(b""))) == b""
+    for bad in ({"0": {"x": b"x"}}, {"0": {"parcel": b"x"}, "1": {"parcel": 7}}):
+        assert _data(SimpleNamespace(content=bad)) == b""
 
 
 def test_a_round_of_peers_with_too_few_answers_ends_the_run_and_it_can_go_on(tmp_path):
@@ -266,6 +316,38 @@ def test_a_device_that_lost_its_state_begins_anew_on_both_sides(method, tmp_path
     versions = json.loads((tmp_path / "fleet" / "state" / "versions.json").read_text())
     assert versions["2"].startswith("1-")  # two rounds since
     assert versions["1"].startswith("3-")
+
+
+@pytest.mark.parametrize("method", ["ditto", "fedspa", "dadpfl"])
+def test_a_device_that_lost_its_state_does_not_stop_a_run_that_needs_it(method, tmp_path):
+    """As a new client it can answer: the round is done once more, with all."""
+    world = World(tmp_path, 6)
+    lose_state(world, 1)
+    r = everyone(method, rounds=4, fleet={"min_answers": 6})
+    done = world.run(r, tmp_path / "fleet")
+    assert [row["left_out"] for row in done.rounds] == [[], [], [], []]
+    assert [list(row.get("began_anew", {})) for row in done.rounds] == [[], ["2"], [], []]
+    (event,) = [e for e in events(tmp_path / "fleet") if e["event"] == "began anew"]
+    assert (event["client"], event["round"]) == (2, 2)
+    assert event["why"].startswith("begins anew: version 0-")
+    versions = json.loads((tmp_path / "fleet" / "state" / "versions.json").read_text())
+    assert {k: v.partition("-")[0] for k, v in versions.items()} == {
+        "0": "3", "1": "3", "2": "2", "3": "3", "4": "3", "5": "3",
+    }  # fmt: skip
+
+
+def test_a_device_that_loses_its_state_again_and_again_ends_the_run(tmp_path):
+    world = World(tmp_path, 6)
+
+    def lie(k, data, answer):
+        if k == 2 and (t := answers(data)) is not None and t > 0:
+            head, _ = unpack(answer)
+            return pack({key: head[key] for key in ("run", "ask", "t", "kind", "k")} | {"lost": "all"})
+        return answer
+
+    world.lie = lie
+    with pytest.raises(TooFew, match=r"round 2 has 5 of at least 6 answers: client 2: begins anew: all"):
+        world.run(everyone(fleet={"min_answers": 6}), tmp_path / "fleet")
 
 
 def test_a_damaged_value_is_not_used(tmp_path):
@@ -543,7 +625,9 @@ def test_a_run_goes_on_without_a_node_that_has_other_data_by_now(tmp_path):
     lines, build = heard(world), world.stations[0].build
     world.stations[0].build = lambda raw, k: (build(raw, k)[0], build(raw, k)[1] | {"shape": [3, 8, 8]})
     world.stations[0]._built = None  # as when it was started again
-    assert world.run(everyone(), tmp_path / "fleet").finished
+    done = world.run(everyone(), tmp_path / "fleet")
+    assert done.finished
+    assert [row["left_out"] for row in done.rounds] == [[], [0], [0]]  # it does not count
     (event,) = [e for e in events(tmp_path / "fleet") if e["event"] == "other data"]
     assert event["why"] == "client 0 has data with shape [3, 8, 8], the run with [1, 8, 8]; all must have the same"
     assert event["why"] in lines[0][0]
@@ -582,7 +666,6 @@ def test_a_model_that_does_not_fit_the_data(tmp_path):
     r = everyone()
     order = world.order(r, tmp_path / "fleet")
     order["recipe"]["model"]["name"] = "lenet"
-    from sparsona.engines.flower import GridPost
     from sparsona.fleet.serve import serve
 
     with pytest.raises(FleetError, match=r"^the node of client 0, .*client 5: model 'lenet' cannot be made for [^;]*$"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from multiprocessing.connection import Client
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from sparsona.engines.remote import Reply
 
 _AGAIN = (3, 4, 5, 8)  # of Flower's errors: a message or node was not there, or its process ended; worth another try
-_AT_ONCE = 8  # answers in memory
+_AT_ONCE = 16  # answers that are fetched at a time
+_PATIENCE = 0.5  # seconds that those who are there wait for one that takes long
+_PIECE = 2 << 20  # bytes
 GUARDED = "other machines reach the way for nodes alone"  # what a SuperLink of ours says when it starts
 _FOR_NODES = "/v1/fleet/"
 _KEY = "parcel"
@@ -33,9 +36,7 @@ def client_app(ask: Callable[[bytes, Context], bytes] | None = None) -> ClientAp
 
     @app.query("sparsona")
     def query(message: Message, context: Context) -> Message:
-        data = message.content[_KEY]["data"]
-        if not isinstance(data, bytes):
-            raise TypeError("a message without a parcel")
+        data = _data(message)
         answer = ask(data, context) if ask else _through_socket(data, context, message.metadata.ttl)
         return Message(_content(answer), reply_to=message)
 
@@ -54,53 +55,67 @@ def server_app(main: Callable[[GridPost, dict[str, Any]], None]) -> ServerApp:
 
 
 class GridPost:
-    """Parcels over a Grid, with our own look for answers: Flower's own waits seconds between two."""
+    """Parcels over a Grid, with our own look for answers: Flower's own waits seconds between two.
+
+    Each answer is fetched by itself, some at a time. Flower hands out an answer when its upload has begun and waits for
+    the rest, for minutes perhaps, and one that it cannot read takes along those that were fetched with it.
+    """
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
+        self._threads = ThreadPoolExecutor(_AT_ONCE)
+        self._out: dict[str, Future[Reply | None]] = {}  # by parcel, the fetching of its answer
+        self._sent_to: dict[str, int] = {}
 
     def nodes(self) -> dict[int, str]:
         """The nodes that Flower takes to be there, and the keys that they proved to have."""
         return {node.node_id: node.public_key.decode("ascii") for node in self.grid.get_nodes()}
 
     def send(self, node: int, data: bytes, seconds: float) -> str | None:
-        """Send a parcel; Flower throws it away when its time is over."""
+        """Send a parcel, which Flower throws away when its time is over; not to a node that still uploads an answer."""
+        if node in {self._sent_to.get(number) for number, under_way in self._out.items() if not under_way.done()}:
+            return None
         numbers = list(self.grid.push_messages([Message(_content(data), node, _KIND, ttl=seconds)]))
-        return numbers[0] or None if numbers else None
+        if not numbers or not numbers[0]:
+            return None
+        self._sent_to[numbers[0]] = node
+        return numbers[0]
 
     def receive(self, numbers: set[str]) -> Iterator[Reply]:
-        """What has come back for these; a few at a time, for each may be large."""
+        """What has come back for these, and nothing of what takes long to come."""
+        self._sent_to = {n: node for n, node in self._sent_to.items() if n in numbers or n in self._out}
+        due = sorted(numbers - self._out.keys())
+        while due or numbers & self._out.keys():
+            while due and len(self._out) < _AT_ONCE:
+                number = due.pop()
+                self._out[number] = self._threads.submit(self._fetch, number)
+            over, _ = wait(self._out.values(), _PATIENCE, FIRST_COMPLETED)
+            if not over:
+                return
+            for number in [number for number, fetched in self._out.items() if fetched in over]:
+                reply = self._out.pop(number).result()
+                if reply is not None and number in numbers:
+                    yield reply
+
+    def _fetch(self, number: str) -> Reply | None:
+        """The answer to a parcel, if it has come."""
         from sparsona.engines.remote import Reply  # not above: on a node it would import torch
 
-        for some in _groups(sorted(numbers)):
-            try:
-                messages = list(self.grid.pull_messages(some))
-            except Exception as error:
-                if not _of_the_sender(error):
-                    raise
-                if len(some) == 1:
-                    why = f"an answer that Flower cannot read: {type(error).__name__}: {error}"
-                    yield Reply(some[0], 0, None, " ".join(why.split())[:300])
-                else:  # one after the other, to see whose it is; those that were read already are asked for again
-                    for number in some:
-                        yield from self.receive({number})
-                continue
-            for message in messages:
-                about = message.metadata
-                if message.has_error():
-                    error_, gone = message.error, message.error.code in _AGAIN
-                    why = " ".join(f"{error_.reason or 'an error of Flower'} (code {error_.code})".split())[:300]
-                    yield Reply(about.reply_to_message_id, about.src_node_id, None, why, gone)
-                    continue
-                try:
-                    data = message.content[_KEY]["data"]
-                except KeyError:
-                    data = b""
-                yield Reply(about.reply_to_message_id, about.src_node_id, data if isinstance(data, bytes) else b"")
-
-
-def _groups(numbers: list[str]) -> Iterator[list[str]]:
-    return (numbers[i : i + _AT_ONCE] for i in range(0, len(numbers), _AT_ONCE))
+        try:
+            messages = list(self.grid.pull_messages([number]))
+        except Exception as error:
+            if not _of_the_sender(error):
+                raise
+            why = f"an answer that Flower cannot read: {type(error).__name__}: {error}"
+            return Reply(number, self._sent_to.get(number, 0), None, " ".join(why.split())[:300])
+        if not messages:
+            return None
+        message, about = messages[0], messages[0].metadata
+        if message.has_error():
+            error_, gone = message.error, message.error.code in _AGAIN
+            why = " ".join(f"{error_.reason or 'an error of Flower'} (code {error_.code})".split())[:300]
+            return Reply(about.reply_to_message_id, about.src_node_id, None, why, gone)
+        return Reply(about.reply_to_message_id, about.src_node_id, _data(message))
 
 
 def _of_the_sender(error: Exception) -> bool:
@@ -109,7 +124,21 @@ def _of_the_sender(error: Exception) -> bool:
 
 
 def _content(data: bytes) -> RecordDict:
-    return RecordDict({_KEY: ConfigRecord({"data": data})})
+    """A parcel in pieces: Flower gives a sender three minutes for each."""
+    view = memoryview(data)
+    pieces = [bytes(view[i : i + _PIECE]) for i in range(0, len(view), _PIECE)]
+    return RecordDict({f"{i:06d}": ConfigRecord({_KEY: piece}) for i, piece in enumerate(pieces)})
+
+
+def _data(message: Message) -> bytes:
+    """The parcel of a message, or nothing if it is made of anything else."""
+    pieces = []
+    for name in sorted(message.content):
+        piece = message.content[name].get(_KEY)
+        if not isinstance(piece, bytes):
+            return b""
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 def _through_socket(data: bytes, context: Context, seconds: float) -> bytes:

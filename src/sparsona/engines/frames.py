@@ -156,10 +156,11 @@ _Mail = Mapping[str | int, Raw]
 
 def _identical(a: _Mail, b: _Mail) -> bool:
     """Whether two inboxes hold the very same tensors, so that one need not be compared nor encoded."""
-    return a.keys() == b.keys() and all(_same_message(a[j], b[j]) for j in a)
+    return a.keys() == b.keys() and all(same_message(a[j], b[j]) for j in a)
 
 
-def _same_message(a: object, b: object) -> bool:
+def same_message(a: object, b: object) -> bool:
+    """Whether two messages are made of the very same tensors."""
     if not isinstance(a, Message) or not isinstance(b, Message):
         return False
     return a.names == b.names and all(_same_part(a[n], b[n]) for n in a)

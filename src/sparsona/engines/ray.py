@@ -29,8 +29,9 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayError
 from sparsona.core.arithmetic import arithmetic
 from sparsona.core.wire import Message, decode, encode
 from sparsona.engines.device import Job, Raw, Result, Sent, encoded
-from sparsona.engines.frames import read_result, result_parts
+from sparsona.engines.frames import read_result, result_parts, same_message
 from sparsona.engines.local import ClientFailed
+from sparsona.engines.parcels import one_line
 from sparsona.engines.pool import WorkerDied
 from sparsona.engines.store import Blob, Elsewhere, here
 
@@ -51,7 +52,7 @@ class _Held(Elsewhere):
             data: bytes = ray.get(self.ref)
         except RayError as error:
             raise WorkerDied(
-                f"what client {self.k} kept or said is lost with the machine that had it: {error}"
+                f"what client {self.k} kept or said is lost with the machine that had it: {one_line(error)}"
             ) from error
         return data
 
@@ -116,7 +117,7 @@ class Cluster:
                 ray.init(log_to_driver=False, logging_level=logging.ERROR, **where)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise ValueError(
-                    f"engine.address = {address!r}: no Ray cluster can be reached there: {error}"
+                    f"engine.address = {address!r}: no Ray cluster can be reached there: {one_line(error)}"
                 ) from error
         actor: Any = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
         path = [p for p in sys.path if Path(p).is_dir()]
@@ -140,7 +141,7 @@ class Cluster:
                 raise WorkerDied(f"worker {i} did not start within {_STARTS_WITHIN:g} seconds; {free}") from error
             except RayError as error:
                 self.close()
-                raise WorkerDied(f"worker {i} could not start: {error}") from error
+                raise WorkerDied(f"worker {i} could not start: {one_line(error)}") from error
 
     def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """The results in the order of the jobs."""
@@ -185,17 +186,19 @@ class Cluster:
                 result = replace(result, sent=Sent(message.settled(), head["sent"]))
             return result if client is None else replace(result, client=client.settled())
         except ObjectLostError as error:
-            raise WorkerDied(f"what client {job.k} needs is lost with the machine it was on: {error}") from error
+            raise WorkerDied(
+                f"what client {job.k} needs is lost with the machine it was on: {one_line(error)}"
+            ) from error
         except RayError as error:
             what = f"while client {job.k} ran in round {job.t + 1} ({job.kind})"
-            raise WorkerDied(f"worker {job.k % len(self._workers)} died {what}: {error}") from error
+            raise WorkerDied(f"worker {job.k % len(self._workers)} died {what}: {one_line(error)}") from error
 
     def _letter(self, raw: Raw) -> Any:
         """An encoded message or a value, or where it lies, for workers to fetch."""
         if isinstance(raw, _Held):
             return raw.ref
         if isinstance(raw, Message):
-            if self._last is None or self._last[0] is not raw:
+            if self._last is None or not same_message(self._last[0], raw):
                 self._last = (raw, ray.put(encode(raw)))
             return self._last[1]
         if isinstance(raw, Path):

@@ -119,6 +119,7 @@ class Remote:
         """Send, and collect until all who are there have answered; too few answers make it wait and ask again."""
         open_ = list(asked)
         answers, whys = 0, list[str]()
+        reset: dict[int, str] = {}
         for _ in range(ATTEMPTS):
             if not open_:
                 break
@@ -137,6 +138,8 @@ class Remote:
                         answers += 1
                     else:
                         whys.append(f"client {one.job.k}: {result.absent.why}")
+                        if result.absent.reset:
+                            reset[one.job.k] = result.absent.why
                     yield one, result
                 if not any(one.number for one in open_) and answers >= needs:
                     break  # the others are not there, and nobody waits for them
@@ -145,13 +148,14 @@ class Remote:
             for one in open_:
                 if one.number is not None:
                     one.number, one.why = None, f"no answer within {self.timeout:g} seconds"
-            if answers >= needs or not open_:
+            if answers >= needs or not open_ or reset:  # who begins anew is asked again as what it is now
                 break
             names = ", ".join(str(one.job.k) for one in open_)
             self.tell({"event": "too few answers", "answers": answers, "needed": needs, "missing": names})
         if answers < needs:
             whys += [f"client {one.job.k}: {one.why}" for one in open_]
-            raise TooFew(f"round {asked[0].job.t + 1} has {answers} of at least {needs} answers: {'; '.join(whys)}")
+            told = f"round {asked[0].job.t + 1} has {answers} of at least {needs} answers: {'; '.join(whys)}"
+            raise TooFew(told, reset)
         for one in open_:
             yield one, Result(one.job.k, absent=Absent(one.why, one.reached))
 
@@ -204,7 +208,8 @@ class Remote:
             if "lost" in head:
                 return Result(k, absent=Absent(f"begins anew: {str(head['lost'])[:300]}", reset=True))
             dim = self.device.task.layout.dim
-            if sum(map(len, blobs)) > (most := bound(0, dim, self.most)):  # it would be passed on to all its peers
+            most = bound(0, dim, self.most)
+            if "bytes" in one.job.wants and sum(map(len, blobs)) > most:  # it would be passed on to all its peers
                 raise ParcelError(f"a message of {sum(map(len, blobs)):,} bytes; at most {most:,} can be of use")
             result = read_result(head, blobs, bound(len(reply.data), dim, self.most))
             version = head.get("version")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,6 +20,10 @@ Ballots = dict[int, dict[int, bool]]  # by round, what each client voted
 
 class TooFew(RuntimeError):
     """A round had fewer answers than it needs; the last checkpoint is intact."""
+
+    def __init__(self, why: str, reset: Mapping[int, str] | None = None) -> None:
+        super().__init__(why)
+        self.reset = reset or {}  # clients that lost what they kept, and why: as new ones they could answer
 
 
 class Engine(Protocol):
@@ -66,13 +70,15 @@ class Round:
     clock: dict[int, tuple[float, float]] = field(default_factory=dict)  # when each would start and finish
     seconds: float = 0.0  # spent on devices
     reset: set[int] = field(default_factory=set)  # clients that lost what they kept, and begin anew after this round
+    anew: dict[int, str] = field(default_factory=dict)  # and those that began anew in it, for it needed them, and why
 
     def enough(self, least: int) -> None:
         """Raise TooFew if fewer answers than these were taken."""
         taken = len(self.costs.keys() - self.left_out.keys())
         if taken < least:
             whys = "; ".join(f"client {k}: {why}" for k, why in sorted(self.left_out.items()))
-            raise TooFew(f"round {self.t + 1} has {taken} of at least {least} answers: {whys}")
+            reset = {k: self.left_out[k] for k in self.reset}
+            raise TooFew(f"round {self.t + 1} has {taken} of at least {least} answers: {whys}", reset)
 
 
 def star(

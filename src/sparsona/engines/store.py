@@ -133,6 +133,11 @@ class Store:
         self._before = self._away.copy()
         self._do("SAVEPOINT round")
 
+    def back(self) -> None:
+        """Forget what was put since the round began, which goes on."""
+        self._away = self._before.copy()
+        self._do("ROLLBACK TO round")
+
     def put(self, k: int, value: Blob) -> None:
         """Client k's new value, kept with the round."""
         if isinstance(value, Elsewhere):

@@ -187,4 +187,8 @@ def _why(child: Child) -> str:
             "the server refuses this node: its key is not registered there, or another node uses it, or it has just "
             "been started again and the server has not noticed yet (about a minute)"
         )
+    if "Invalid SuperNode authentication" in words or "401 Unauthorized" in words:
+        return (
+            "the server does not take this node's signature: its clock, or the server's, is wrong by more than seconds"
+        )
     return f"the SuperNode ended (exit code {child.process.returncode}): {child.last_words(2)}"

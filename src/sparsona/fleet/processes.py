@@ -30,6 +30,8 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FORWARDED_ALLOW_IPS": "127.0.0.1,::1",  # who is believed that a request came from elsewhere
+        "FLWR_INTERNAL_GRPC_CONTROL_API": "0",  # other ways to a SuperLink than the one that is guarded
+        "FLWR_INTERNAL_GRPC_FLEET_API": "0",
         "PYTHONUNBUFFERED": "1",
     }
     wish = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}  # a second otherwise, in every round; a user's own comes first

@@ -103,6 +103,8 @@ def serve(post: Post, order: dict[str, Any], work: Path) -> Run:
         log.open()
         for k, why in step.row.get("why_left_out", {}).items():
             log.add({"event": "left out", "client": int(k), "round": step.round, "why": why})
+        for k, why in step.row.get("began_anew", {}).items():
+            log.add({"event": "began anew", "client": int(k), "round": step.round, "why": why})
         status.write(step.round)
 
     if then is not None:
@@ -133,7 +135,7 @@ def _compare(folder: Path, then: dict[str, Any], now: dict[str, Any], tell: Call
     """Refuse to go on with another model; say what else is not as it was, for then its end may not be the same."""
     changed = {key: value for key, value in now.items() if then.get(key) != value}
     for key in ("clients", *SHARED, "parameters"):
-        if key in changed:
+        if key in changed and key in then:
             raise FleetError(f"{folder} began with {then.get(key)} {key}, and the fleet has {now[key]}")
     if changed:
         what = "; ".join(f"{key} was {then.get(key)}, is {value}" for key, value in changed.items())
@@ -159,16 +161,19 @@ class Meeting:
     _wrong: dict[int, str] = field(default_factory=dict)  # by node
     _rivals: dict[int, int] = field(default_factory=dict)  # by refused node, the other that says the same
     _notices: set[str] = field(default_factory=set)  # parcels that tell nodes why they were refused
+    _others: set[int] = field(default_factory=set)  # clients that have other data than the run began with
     _spare: set[int] = field(default_factory=set)  # nodes of clients that the recipe does not have
 
     def seats(self) -> dict[int, int]:
         """By client, the node that speaks for it, among those that are there."""
         nodes = self.post.nodes()
         if self.keys is not None:
-            return {k: node for node, key in sorted(nodes.items()) if self._takes_part(k := self.keys.get(key))}
-        self._greet(nodes)
-        self._listen()
-        return {self._known[node]: node for node in sorted(nodes) if node in self._known}
+            clients = {node: self.keys.get(key) for node, key in nodes.items()}
+        else:
+            self._greet(nodes)
+            self._listen()
+            clients = {node: self._known.get(node) for node in nodes}
+        return {k: node for node, k in sorted(clients.items()) if self._takes_part(k) and k not in self._others}
 
     def meet(self, seconds: float, then: dict[str, Any] | None = None) -> dict[str, Any]:
         """Wait for all clients, or for enough of them after so many seconds, and give what they have in common.
@@ -225,6 +230,7 @@ class Meeting:
             if whose != "the run":
                 raise FleetError(why)
             del self._facts[k]
+            self._others.add(k)
             self.tell({"event": "other data", "client": k, "why": why})
         return common
 

@@ -111,7 +111,7 @@ def start_superlink(home: Home, host: str, port: int, secure: bool) -> Child:
         trust = [word for option, name in names.items() for word in (f"--ssl-{option}", str(home.keys / name))]
         trust.append("--enable-supernode-auth")
     command = [
-        *(sys.executable, "-m", "sparsona.engines.flower"),
+        *(sys.executable, "-P", "-m", "sparsona.engines.flower"),
         *("--host", host, "--port", str(port), *trust, "--database", str(home.path / "flower.sqlite")),
         "--disable-runtime-dependency-installation",
     ]
@@ -342,8 +342,13 @@ def _follow(
     hear: Callable[[dict[str, Any]], None],
 ) -> bool:
     """Show rounds as they are done; True when the run is, False if the server process died; its errors are raised."""
-    seen = _rounds_done(folder)
-    heard = len(_events(work))
+    events, rounds, timing = (
+        _Tail(work / "events.jsonl"),
+        _Tail(folder / "rounds.jsonl"),
+        _Tail(folder / "timing.jsonl"),
+    )
+    seen = max((row["round"] for row in rounds.news()), default=0)
+    events.news()
     end = time.monotonic() + _STARTS_WITHIN
     pid: int | None = None
     while True:
@@ -351,21 +356,19 @@ def _follow(
         if pid is None and (work / "pid").is_file():
             pid = int((work / "pid").read_text())
         failed = (work / "error").is_file()
-        for event in (news := _events(work))[heard:]:
+        for event in events.news():
             hear(event)
-        heard = len(news)
         if failed:
             told, _, trace = (work / "error").read_text().partition("\n")
             if trace and os.environ.get("SPARSONA_DEBUG"):
                 print(trace, file=sys.stderr)
             raise FleetError(told)
         done = (work / "done").is_file()
-        if _rounds_done(folder) > seen:
-            rows = list(Run(folder).rows("rounds"))
-            times = {row["round"]: row["seconds"] for row in Run(folder).rows("timing")}
-            for row in rows[seen:]:
+        if rows := [row for row in rounds.news() if row["round"] > seen]:  # one that is done again was shown
+            times = {row["round"]: row["seconds"] for row in timing.news()}
+            for row in rows:
                 listen(Progress(row["round"], recipe.rounds, row, times.get(row["round"], 0.0)))
-            seen = len(rows)
+            seen = rows[-1]["round"]
         if done:
             return True
         if not alive:
@@ -375,12 +378,24 @@ def _follow(
         time.sleep(0.2)
 
 
-def _events(work: Path) -> list[dict[str, Any]]:
-    """What the server process has told so far, whole lines alone."""
-    file = work / "events.jsonl"
-    return (
-        [json.loads(line) for line in file.read_text().splitlines(True) if line[-1] == "\n"] if file.is_file() else []
-    )
+class _Tail:
+    """What a file of JSON lines has gained since one last looked; if it was cut back, all of it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+
+    def news(self) -> list[dict[str, Any]]:
+        """The rows of new whole lines."""
+        with suppress(FileNotFoundError), self._path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < self._read:
+                self._read = 0
+            file.seek(self._read)
+            text = file.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            self._read += len(whole)
+            return [json.loads(line) for line in whole.splitlines()]
+        return []
 
 
 def _end_process(work: Path) -> None:
