@@ -5,14 +5,18 @@ import os
 import random
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'sparsona[flower]'")
@@ -29,7 +33,7 @@ from sparsona.fleet.server import _rounds_done, run_on_fleet
 from sparsona.fleet.trial import collect, loopback, suited
 from sparsona.methods import METHODS
 from sparsona.results import Run
-from sparsona.runner import run
+from sparsona.runner import prepare, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -185,20 +189,46 @@ def test_chaos(tmp_path):
     assert any(line.startswith("the server went on after round ") for line in told)
 
 
+def ask(port, path, ca, **headers):
+    """What a SuperLink answers to a request; by X-Forwarded-For a proxy on its machine says where one came from."""
+    trust = ssl.create_default_context(cafile=ca)
+    request = urllib.request.Request(f"https://127.0.0.1:{port}{path}", b"", headers, method="POST")
+    try:
+        with urllib.request.urlopen(request, context=trust, timeout=60) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
 @pytest.mark.fleet
 def test_the_commands_and_a_superlink_that_is_killed(tmp_path):
-    """What users type on three machines; the SuperLink is killed in the middle, and a node has a key of nobody's."""
+    """What users type on three machines, one with data of its own; the SuperLink is killed in the middle.
+
+    Two more nodes are refused: one has a key of nobody's, one trusts another fleet's server.
+    """
     r = recipe("ditto", rounds=4, data={"clients": 2}, fleet={"per_round": 2})
     (tmp_path / "small.toml").write_text(to_toml(tables(r)))
+    whole = prepare(r)[1]
+    part, data = whole.parts[1], whole.dataset
+    held = np.sort(np.concatenate([part.train, part.validation, part.test]))
+    scale = {"mean": data.prepare.mean, "std": data.prepare.std}
+    np.savez(tmp_path / "mine.npz", x=data.x.numpy()[held], y=data.y.numpy()[held], **scale)
     home, port, env = tmp_path / "server", free_port(), environment(tmp_path)
-    ok("fleet", "keys", str(home / "keys"), "--host", "localhost", "--nodes", "north,south")
-    ok("fleet", "keys", str(tmp_path / "other"), "--nodes", "stranger")
+    keys, other = home / "keys", tmp_path / "other"
+    ok("fleet", "keys", str(keys), "--host", "localhost", "--nodes", "north,south")
+    ok("fleet", "keys", str(other), "--host", "localhost", "--nodes", "stranger,astray")
     sparsona = [sys.executable, "-m", "sparsona", "fleet"]
     children = [Child([*sparsona, "server", str(home), "--port", str(port)], tmp_path / "server.log", env)]
+    part_of_it = ["--trial-part"]
+    nodes = [
+        (keys / "north.key", keys / "ca.crt", part_of_it),
+        (keys / "south.key", keys / "ca.crt", ["--data", str(tmp_path / "mine.npz"), "--classes", "10"]),
+        (other / "stranger.key", keys / "ca.crt", part_of_it),
+        (other / "astray.key", other / "ca.crt", part_of_it),
+    ]
     try:
         until(lambda: "the server listens" in (tmp_path / "server.log").read_text())
-        keys = (home / "keys" / "north.key", home / "keys" / "south.key", tmp_path / "other" / "stranger.key")
-        for k, key in enumerate(keys):
+        for k, (key, ca, own) in enumerate(nodes):
             command = [
                 *sparsona,
                 "node",
@@ -208,8 +238,13 @@ def test_the_commands_and_a_superlink_that_is_killed(tmp_path):
                 "--home",
                 str(tmp_path / f"node-{k}"),
             ]
-            command += ["--trial-part", "--ca", str(home / "keys" / "ca.crt"), "--key", str(key)]
-            children.append(Child(command, tmp_path / f"node-{k}.log", env))
+            children.append(
+                Child([*command, *own, "--ca", str(ca), "--key", str(key)], tmp_path / f"node-{k}.log", env)
+            )
+        elsewhere = {"X-Forwarded-For": "192.0.2.7"}
+        assert ask(port, "/v1/control/list-nodes", keys / "ca.crt", **elsewhere) == 403
+        assert ask(port, "/v1/control/list-nodes", keys / "ca.crt") not in (403, 404)
+        assert ask(port, "/v1/fleet/activate-node", keys / "ca.crt", **elsewhere) not in (403, 404)
         command = [*sparsona, "run", str(home), "small.toml", "--out", "run", "--wait", "300"]
         process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
         until(lambda: _rounds_done(tmp_path / "run") >= 1)
@@ -224,11 +259,17 @@ def test_the_commands_and_a_superlink_that_is_killed(tmp_path):
         told = json.loads(ok("fleet", "status", str(home), "--json").stdout)
         assert {n["name"]: n["status"] for n in told["nodes"]} == {"north": "online", "south": "online"}
         assert (told["run"]["round"], told["run"]["rounds"]) == (4, 4)
-        assert "the SuperLink ended" in (tmp_path / "server.log").read_text()
-        assert "its key is not registered here" in " ".join((tmp_path / "server.log").read_text().split())
-        refusals = (tmp_path / "node-2.log").read_text().count("the server refuses this node")
-        assert 1 <= refusals <= 2  # by the SuperLink that was killed, and by the next
-        assert "client 0 is connected to 127.0.0.1" in (tmp_path / "node-0.log").read_text()
+        shown = ok("fleet", "status", str(home)).stdout
+        assert "finished, round 4 of 4" in shown
+        assert re.search(r"1 .* south .* online .* ago .* \d+\.\d .* \d+\.\d", shown)
+        logs = {file.stem: " ".join(file.read_text().split()) for file in tmp_path.glob("*.log")}
+        assert "the SuperLink ended" in logs["server"]
+        assert "its key is not registered here" in logs["server"]
+        assert (
+            1 <= logs["node-2"].count("the server refuses this node") <= 2
+        )  # by the one that was killed, and by the next
+        assert "the server's certificate is not trusted" in logs["node-3"]
+        assert "client 0 is connected to 127.0.0.1" in logs["node-0"]
         assert told["run"]["state"] == "finished"
         assert "is the run of a fleet" in refused("export", str(tmp_path / "run"), "--client", "0", "--to", "x.onnx")
     finally:
@@ -236,6 +277,15 @@ def test_the_commands_and_a_superlink_that_is_killed(tmp_path):
     run(r, tmp_path / "local")
     collect(Run.open(tmp_path / "run"), tmp_path)
     assert files(tmp_path / "run") == files(tmp_path / "local")
+    secrets = [file.read_text().split()[5] for top in (keys, other) for file in top.glob("*.key")]  # in their middle
+    assert len(secrets) == 6
+    told = [p for p in tmp_path.rglob("*") if p.is_file() and p.suffix != ".key" and not p.is_relative_to(keys)]
+    assert {home / "superlink.log", tmp_path / "node-0" / "supernode.log", tmp_path / "run" / "fleet.jsonl"} <= set(
+        told
+    )
+    for file in told:
+        text = file.read_bytes()
+        assert not any(secret.encode() in text for secret in secrets), file
 
 
 @pytest.mark.fleet

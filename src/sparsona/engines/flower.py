@@ -7,6 +7,7 @@ hands the bytes to the device's own process, which stays, over a socket of that 
 from __future__ import annotations
 
 import ipaddress
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from multiprocessing.connection import Client
@@ -66,6 +67,7 @@ class GridPost:
         self._threads = ThreadPoolExecutor(_AT_ONCE)
         self._out: dict[str, Future[Reply | None]] = {}  # by parcel, the fetching of its answer
         self._sent_to: dict[str, int] = {}
+        self._rests_until = 0.0
 
     def nodes(self) -> dict[int, str]:
         """The nodes that Flower takes to be there, and the keys that they proved to have."""
@@ -84,12 +86,16 @@ class GridPost:
     def receive(self, numbers: set[str]) -> Iterator[Reply]:
         """What has come back for these, and nothing of what takes long to come."""
         self._sent_to = {n: node for n, node in self._sent_to.items() if n in numbers or n in self._out}
-        due = sorted(numbers - self._out.keys())
+        due, spent = sorted(numbers - self._out.keys()), 0.0
+        time.sleep(max(self._rests_until - time.monotonic(), 0.0))
         while due or numbers & self._out.keys():
             while due and len(self._out) < _AT_ONCE:
                 number = due.pop()
                 self._out[number] = self._threads.submit(self._fetch, number)
+            began = time.monotonic()
             over, _ = wait(self._out.values(), _PATIENCE, FIRST_COMPLETED)
+            spent += time.monotonic() - began
+            self._rests_until = time.monotonic() + spent  # nodes ask the SuperLink too: half of its time is theirs
             if not over:
                 return
             for number in [number for number, fetched in self._out.items() if fetched in over]:
