@@ -15,6 +15,7 @@ OWN = {
     "flwr": "engines/flower.py",
     "httpx": "engines/flower.py",  # what Flower is made of
     "uvicorn": "engines/flower.py",
+    "starlette": "engines/flower.py",
     "ray": "engines/ray.py",
     "cvxpy": "solvers/sca.py",
     "ortools": "solvers/cpsat.py",

@@ -41,22 +41,22 @@ def in_words(run: Run) -> Iterator[str]:
 
 def _besides(events: Sequence[dict[str, Any]]) -> Iterator[str]:
     """What happened on a fleet that no round tells of."""
-    for event in events:
-        if event["event"] == "resumed":
-            yield f"the server went on after round {event['rounds']}"
-    unread: dict[str, set[int]] = {}
+    resumed = [event["rounds"] for event in events if event["event"] == "resumed"]
+    if resumed:
+        yield f"the server went on after {_spans(resumed)}"
+    told: dict[str, set[int]] = {}
     for event in events:
         if event["event"] == "began anew":
-            yield f"client {event['client']}: began anew (round {event['round']}): {_short(event['why'])}"
+            told.setdefault(f"client {event['client']} had lost what it kept and began anew", set()).add(event["round"])
         elif event["event"] == "unusable message":
             suspected = event["why"].startswith("suspected")
             what = "may have been" if suspected else "was"
             line = f"client {event['client']}: what it told its peers {what} of no use, says client {event['by']}"
-            unread.setdefault(line, set()).add(event["round"])
-    for line, rounds in islice(unread.items(), _CLIENTS):
+            told.setdefault(line, set()).add(event["round"])
+    for line, rounds in islice(told.items(), _CLIENTS):
         yield f"{_short(line)} ({_spans(sorted(rounds))})"
-    if len(unread) > _CLIENTS:
-        yield f"{len(unread) - _CLIENTS} more of this kind are in fleet.jsonl"
+    if len(told) > _CLIENTS:
+        yield f"{len(told) - _CLIENTS} more of this kind are in fleet.jsonl"
 
 
 def _short(why: str) -> str:

@@ -1,6 +1,7 @@
 """What other machines reach of a SuperLink: what nodes need, and nothing that could start runs or register nodes."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,8 +9,11 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'sparso
 
 import httpx
 from flwr.superlink.main import create_app
+from flwr.superlink.routers.fleet.router import fleet_push_messages
+from flwr.superlink.servicer.fleet import fleet_handlers
+from starlette.exceptions import HTTPException
 
-from sparsona.engines.flower import Gate
+from sparsona.engines.flower import Gate, own_answers
 from sparsona.fleet import FleetError, server
 from sparsona.fleet.processes import Child, environment, free_port
 from sparsona.fleet.server import Home, start_superlink
@@ -79,3 +83,19 @@ def test_a_superlink_without_a_gate_is_not_left_running(tmp_path, monkeypatch):
     with pytest.raises(FleetError, match="this version of Flower cannot be guarded"):
         start_superlink(Home(tmp_path), "127.0.0.1", free_port(), secure=False)
     assert children[0].ended
+
+
+@pytest.mark.parametrize(("source", "answered", "taken"), [(7, "abc", True), (8, "abc", False), (7, "", False)])
+def test_a_node_answers_in_its_own_name_and_what_it_was_asked(source, answered, taken, monkeypatch):
+    """Flower itself takes a message with any sender from any node, also one that answers nothing."""
+    pushed = []
+    monkeypatch.setattr(fleet_handlers, "push_messages", own_answers(lambda request, state: pushed.append(request)))
+    about = SimpleNamespace(src_node_id=source, reply_to_message_id=answered)
+    request = SimpleNamespace(node=SimpleNamespace(node_id=7), messages_list=[SimpleNamespace(metadata=about)])
+    if taken:
+        fleet_push_messages(request, None)
+        assert pushed == [request]
+    else:
+        with pytest.raises(HTTPException, match="in its own name"):
+            fleet_push_messages(request, None)
+        assert pushed == []

@@ -133,10 +133,13 @@ def test_the_server_says_whom_flower_refused(tmp_path):
         ("httpx.ConnectError: [SSL: CERTIFICATE_VERIFY_FAILED] certificate has expired", "certificate is not trusted"),
         ("exited, code: 2004", "refuses this node: its key is not registered there, or another node uses it"),
         ("Address already in use", "the SuperNode ended (exit code 3): Address already in use"),
+        ("SuperNode terminated gracefully.", "does not take this node's signature: is the clock here"),
+        ("exited, code: 2004" + "\n" + "x" * 2000, "refuses this node: its key is not registered there"),
     ],
 )
 def test_a_node_says_why_flower_ended(log, told, tmp_path):
-    child = Child([sys.executable, "-c", f"print({log!r}); raise SystemExit(3)"], tmp_path / "log")
+    code = 0 if "gracefully" in log else 3
+    child = Child([sys.executable, "-c", f"print({log!r}); raise SystemExit({code})"], tmp_path / "log")
     child.process.wait(60)
     assert told in node._why(child)
 

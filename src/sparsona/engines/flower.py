@@ -10,6 +10,7 @@ import ipaddress
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from multiprocessing.connection import Client
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ _AGAIN = (3, 4, 5, 8)  # of Flower's errors: a message or node was not there, or
 _AT_ONCE = 16  # answers that are fetched at a time
 _PATIENCE = 0.5  # seconds that those who are there wait for one that takes long
 _PIECE = 2 << 20  # bytes
+_REST = 1.0  # seconds at most, and no longer than was asked: nodes ask the SuperLink too
 GUARDED = "other machines reach the way for nodes alone"  # what a SuperLink of ours says when it starts
 _FOR_NODES = "/v1/fleet/"
 _KEY = "parcel"
@@ -55,6 +57,15 @@ def server_app(main: Callable[[GridPost, dict[str, Any]], None]) -> ServerApp:
     return app
 
 
+@dataclass
+class _Sent:
+    """A parcel that is out."""
+
+    node: int
+    ends: float
+    looked: float = 0.0  # when its answer was last asked for
+
+
 class GridPost:
     """Parcels over a Grid, with our own look for answers: Flower's own waits seconds between two.
 
@@ -65,8 +76,8 @@ class GridPost:
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
         self._threads = ThreadPoolExecutor(_AT_ONCE)
+        self._sent: dict[str, _Sent] = {}
         self._out: dict[str, Future[Reply | None]] = {}  # by parcel, the fetching of its answer
-        self._sent_to: dict[str, int] = {}
         self._rests_until = 0.0
 
     def nodes(self) -> dict[int, str]:
@@ -75,33 +86,42 @@ class GridPost:
 
     def send(self, node: int, data: bytes, seconds: float) -> str | None:
         """Send a parcel, which Flower throws away when its time is over; not to a node that still uploads an answer."""
-        if node in {self._sent_to.get(number) for number, under_way in self._out.items() if not under_way.done()}:
+        now = time.monotonic()
+        self._sent = {n: sent for n, sent in self._sent.items() if sent.ends > now or n in self._out}
+        if node in {self._sent[n].node for n, fetched in self._out.items() if n in self._sent and not fetched.done()}:
             return None
         numbers = list(self.grid.push_messages([Message(_content(data), node, _KIND, ttl=seconds)]))
         if not numbers or not numbers[0]:
             return None
-        self._sent_to[numbers[0]] = node
+        self._sent[numbers[0]] = _Sent(node, now + seconds)
         return numbers[0]
 
     def receive(self, numbers: set[str]) -> Iterator[Reply]:
         """What has come back for these, and nothing of what takes long to come."""
-        self._sent_to = {n: node for n, node in self._sent_to.items() if n in numbers or n in self._out}
-        due, spent = sorted(numbers - self._out.keys()), 0.0
+        if not numbers:
+            return
+        due = sorted(numbers - self._out.keys(), key=self._looked, reverse=True)  # the longest waiting first
         time.sleep(max(self._rests_until - time.monotonic(), 0.0))
+        spent = 0.0
         while due or numbers & self._out.keys():
             while due and len(self._out) < _AT_ONCE:
                 number = due.pop()
                 self._out[number] = self._threads.submit(self._fetch, number)
+                if number in self._sent:
+                    self._sent[number].looked = time.monotonic()
             began = time.monotonic()
             over, _ = wait(self._out.values(), _PATIENCE, FIRST_COMPLETED)
             spent += time.monotonic() - began
-            self._rests_until = time.monotonic() + spent  # nodes ask the SuperLink too: half of its time is theirs
+            self._rests_until = time.monotonic() + min(spent, _REST)
             if not over:
                 return
             for number in [number for number, fetched in self._out.items() if fetched in over]:
                 reply = self._out.pop(number).result()
                 if reply is not None and number in numbers:
                     yield reply
+
+    def _looked(self, number: str) -> float:
+        return self._sent[number].looked if number in self._sent else 0.0
 
     def _fetch(self, number: str) -> Reply | None:
         """The answer to a parcel, if it has come."""
@@ -113,10 +133,11 @@ class GridPost:
             if not _of_the_sender(error):
                 raise
             why = f"an answer that Flower cannot read: {type(error).__name__}: {error}"
-            return Reply(number, self._sent_to.get(number, 0), None, " ".join(why.split())[:300])
-        if not messages:
+            return Reply(number, 0, None, " ".join(why.split())[:300])
+        message = next((m for m in messages if m.metadata.reply_to_message_id == number), None)
+        if message is None:
             return None
-        message, about = messages[0], messages[0].metadata
+        about = message.metadata
         if message.has_error():
             error_, gone = message.error, message.error.code in _AGAIN
             why = " ".join(f"{error_.reason or 'an error of Flower'} (code {error_.code})".split())[:300]
@@ -187,11 +208,31 @@ def _from_here(scope: dict[str, Any]) -> bool:
     return there == here or (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
+def own_answers(push: Callable[..., Any]) -> Callable[..., Any]:
+    """Flower's handler of what nodes send, for answers in a node's own name alone.
+
+    Flower looks at the key of who sends, but not at the name in a message; and what is no answer to anything would be
+    handed out together with others' answers.
+    """
+    from starlette.exceptions import HTTPException
+
+    def handle(request: Any, state: Any) -> Any:
+        for message in request.messages_list:
+            about = message.metadata
+            if about.src_node_id != request.node.node_id or not about.reply_to_message_id:
+                raise HTTPException(403, "a node answers what it was asked, in its own name")
+        return push(request=request, state=state)
+
+    return handle
+
+
 def superlink() -> None:
     """Flower's own ``flower-superlink``, behind the gate."""
     import uvicorn
     from flwr.superlink.cli import flower_superlink
+    from flwr.superlink.servicer.fleet import fleet_handlers
 
+    fleet_handlers.push_messages = own_answers(fleet_handlers.push_messages)
     run = uvicorn.run
 
     def guarded(app: Any, **options: Any) -> None:

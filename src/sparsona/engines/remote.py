@@ -170,9 +170,11 @@ class Remote:
             head, blobs = job_parts(one.job)
             parcel = pack(self.head | head | {"ask": one.ask, "version": _version(one.job)}, blobs)
             one.number = self.post.send(node, parcel, max(end - time.monotonic(), 1.0) + _GRACE)
-            if one.number is not None:
-                one.node, one.reached = node, True
-                self._count(one.job.k, "down", len(parcel))
+            if one.number is None:
+                one.why = "there, but not to be asked: it still sends an earlier answer, or has just gone"
+                continue
+            one.node, one.reached = node, True
+            self._count(one.job.k, "down", len(parcel))
 
     def _receive(self, open_: list[_Asked]) -> Iterator[tuple[_Asked, Result]]:
         by_number = {one.number: one for one in open_ if one.number is not None}

@@ -172,7 +172,7 @@ class Store:
 
     def _laid(self, k: int, t: int, data: bytes) -> bytes:
         """What to write of a message: all, or nothing if it is large and lies in a file now."""
-        if self._box is not None and len(data) >= _LARGE:
+        if self._box is not None and len(data) >= _LARGE and not self._file(k, t).exists():  # a crash may go back to it
             try:
                 self._box.mkdir(exist_ok=True)
                 write(self._file(k, t), data)

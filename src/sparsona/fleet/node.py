@@ -179,7 +179,7 @@ def _command(options: NodeOptions, secure: bool, socket: Path) -> list[str]:
 
 def _why(child: Child) -> str:
     """Why a SuperNode ended, in one line."""
-    words = child.last_words(40)
+    words = child.last_words(40, 10_000)
     if "certificate verify failed" in words.lower() or "certificate_verify_failed" in words.lower():
         return "the server's certificate is not trusted: it is expired, for another host, or not of this fleet's ca.crt"
     if "code: 2004" in words:  # Flower says the same of all three
@@ -187,8 +187,6 @@ def _why(child: Child) -> str:
             "the server refuses this node: its key is not registered there, or another node uses it, or it has just "
             "been started again and the server has not noticed yet (about a minute)"
         )
-    if "Invalid SuperNode authentication" in words or "401 Unauthorized" in words:
-        return (
-            "the server does not take this node's signature: its clock, or the server's, is wrong by more than seconds"
-        )
+    if child.process.returncode == 0 and "terminated gracefully" in words:  # all that Flower says of a 401
+        return "the server does not take this node's signature: is the clock here, or the server's, wrong by seconds?"
     return f"the SuperNode ended (exit code {child.process.returncode}): {child.last_words(2)}"

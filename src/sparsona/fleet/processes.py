@@ -71,12 +71,12 @@ class Child:
             return text.decode(errors="replace")
         return ""
 
-    def last_words(self, lines: int = 1) -> str:
+    def last_words(self, lines: int = 1, most: int = 600) -> str:
         """The end of what it printed, in one line."""
         with suppress(OSError):
             text = _COLOUR.sub("", self.log.read_text(errors="replace").rpartition("--- ")[2])
             kept = [" ".join(line.split()) for line in text.splitlines()[1:] if line.strip(" :")]
-            return " | ".join(kept[-lines:])[:600]
+            return " | ".join(kept[-lines:])[-most:]
         return ""
 
     def stop(self, patience: float = 20.0) -> None:
