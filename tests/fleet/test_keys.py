@@ -125,6 +125,8 @@ def test_the_server_says_whom_flower_refused(tmp_path):
     told = refusals(log.format(77) * 2 + log.format(78) + "... No SuperNode found with the given public key.", home)
     assert [line.partition(" was refused: ")[0] for line in told] == ["north", "node 78", "a node"]
     assert refusals("nothing of note", home) == []
+    (told,) = refusals('127.0.0.1:33880 - "POST /v1/fleet/activate-node HTTP/1.1" 401', home)
+    assert told.startswith("a node was refused: its signature is not valid")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ def test_the_server_says_whom_flower_refused(tmp_path):
         ("httpx.ConnectError: [SSL: CERTIFICATE_VERIFY_FAILED] certificate has expired", "certificate is not trusted"),
         ("exited, code: 2004", "refuses this node: its key is not registered there, or another node uses it"),
         ("Address already in use", "the SuperNode ended (exit code 3): Address already in use"),
-        ("SuperNode terminated gracefully.", "does not take this node's signature: is the clock here"),
+        ("SuperNode terminated gracefully.", "does not take this node's signature: the clock here"),
         ("exited, code: 2004" + "\n" + "x" * 2000, "refuses this node: its key is not registered there"),
     ],
 )

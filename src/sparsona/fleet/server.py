@@ -36,6 +36,7 @@ from sparsona.runner import Progress
 CONNECTION = "fleet"  # the name that Flower's settings know the server by
 _STARTS_WITHIN = 180.0  # seconds
 _STRANGER = "No SuperNode found with the given public key"  # what Flower's log says of a key that it does not know
+_UNSIGNED = '/v1/fleet/activate-node HTTP/1.1" 401'  # of one whose signature is too old or from the future
 _TWICE = re.compile(r"SuperNode with node ID (\d+) could not be activated")  # and of one that is in use
 _SOON = datetime.timedelta(days=30)  # before its certificate ends, the server says so
 _QUIET = 120.0  # seconds without a refusal after which the same one is news again
@@ -194,6 +195,10 @@ def refusals(news: str, home: Home) -> list[str]:
         "until a moment ago"
         for node in sorted(set(_TWICE.findall(news)))
     ]
+    if _UNSIGNED in news:
+        told.append(
+            "a node was refused: its signature is not valid; its clock or this one is wrong, by seconds or more"
+        )
     if _STRANGER in news:
         told.append("a node was refused: its key is not registered here; put its .pub file into keys and start again")
     return told
