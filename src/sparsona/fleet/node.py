@@ -188,5 +188,5 @@ def _why(child: Child) -> str:
             "been started again and the server has not noticed yet (about a minute)"
         )
     if child.process.returncode == 0 and "terminated gracefully" in words:  # all that Flower says of a 401
-        return "the server does not take this node's signature: the clock here or the server's is wrong, by seconds or more"
+        return "the server does not take this node's signature: the clock here or there is wrong, by seconds or more"
     return f"the SuperNode ended (exit code {child.process.returncode}): {child.last_words(2)}"

@@ -196,9 +196,7 @@ def refusals(news: str, home: Home) -> list[str]:
         for node in sorted(set(_TWICE.findall(news)))
     ]
     if _UNSIGNED in news:
-        told.append(
-            "a node was refused: its signature is not valid; its clock or this one is wrong, by seconds or more"
-        )
+        told.append("a node was refused: its signature is not valid; its clock or ours is wrong, by seconds or more")
     if _STRANGER in news:
         told.append("a node was refused: its key is not registered here; put its .pub file into keys and start again")
     return told
