@@ -215,7 +215,8 @@ def page(rows: list[str]) -> str:
 # Benchmarks
 
 Written by `make bench`, last on {datetime.now(UTC):%Y-%m-%d}; do not edit by hand.
-Rows of single benchmarks may be newer than the others, and of another machine: `python benchmarks/all.py NAME.py` measures those alone.
+Rows of single benchmarks may be newer than the others, and of another machine: `python benchmarks/all.py NAME.py`
+measures those alone.
 
 {table}
 
