@@ -194,6 +194,19 @@ def test_answers_are_fetched_some_at_a_time_and_not_ahead_of_who_takes_them():
     assert len({reply.number for reply in replies}) == 39
 
 
+def test_who_asks_for_some_answers_does_not_take_others():
+    """As when nodes without keys are greeted while a round waits; what nobody asks for in time is dropped."""
+    grid = Slow(stuck={"1", "2"})
+    post = GridPost(grid)
+    numbers = {post.send(1, b"x", 60.0), post.send(2, b"x", 1.0)}
+    assert list(post.receive(numbers)) == []
+    grid.go.set()
+    time.sleep(1.2)
+    assert [reply.node for reply in post.receive({post.send(3, b"x", 60.0)})] == [3]
+    assert list(post._out) == ["1"]
+    assert [reply.node for reply in post.receive({"1"})] == [1]
+
+
 def test_those_who_wait_the_longest_are_asked_first():
     """Sixteen hold all places; of the others, those that were not asked before come first."""
     grid = Slow(stuck={str(i) for i in range(1, 33)})

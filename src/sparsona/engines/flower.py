@@ -100,6 +100,9 @@ class GridPost:
         """What has come back for these, and nothing of what takes long to come."""
         if not numbers:
             return
+        for number in [n for n, fetched in self._out.items() if fetched.done() and n not in numbers]:
+            if number not in self._sent or self._sent[number].ends < time.monotonic():
+                del self._out[number]  # nobody will ask for it any more; others may be asked for by somebody else
         due = sorted(numbers - self._out.keys(), key=self._looked, reverse=True)  # the longest waiting first
         time.sleep(max(self._rests_until - time.monotonic(), 0.0))
         spent = 0.0
@@ -109,15 +112,16 @@ class GridPost:
                 self._out[number] = self._threads.submit(self._fetch, number)
                 if number in self._sent:
                     self._sent[number].looked = time.monotonic()
+            asked = {self._out[number]: number for number in numbers & self._out.keys()}
             began = time.monotonic()
-            over, _ = wait(self._out.values(), _PATIENCE, FIRST_COMPLETED)
+            over, _ = wait(asked, _PATIENCE, FIRST_COMPLETED)
             spent += time.monotonic() - began
             self._rests_until = time.monotonic() + min(spent, _REST)
-            if not over:
+            if not over:  # or there was no place to ask
                 return
-            for number in [number for number, fetched in self._out.items() if fetched in over]:
-                reply = self._out.pop(number).result()
-                if reply is not None and number in numbers:
+            for fetched in over:
+                del self._out[asked[fetched]]
+                if (reply := fetched.result()) is not None:
                     yield reply
 
     def _looked(self, number: str) -> float:
