@@ -162,6 +162,8 @@ def display(recipe: Recipe, path: Path, as_json: bool) -> Iterator[Callable[[Ste
         score = step.row.get(recipe.evaluate.points[0])
         accuracy = f"accuracy {100 * score['accuracy']:.1f} %  " if score else ""
         lost = f"{len(step.row['left_out'])} left out  " if step.row["left_out"] else ""
+        if missing := step.row.get("not_tested"):
+            lost += f"{len(missing)} not tested  "
         left = round(sum(spent) / len(spent) * (step.rounds - step.round))
         clock = (
             f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02}" if left >= 3600 else f"{left // 60}:{left % 60:02}"

@@ -147,10 +147,11 @@ def test_a_node_says_why_flower_ended(log, told, tmp_path):
 
 
 def test_a_server_that_has_gone_is_told(tmp_path):
-    Home(tmp_path).write_settings("127.0.0.1", port := free_port(), secure=False)
+    Home(tmp_path).write_settings("0.0.0.0", port := free_port(), secure=False)
     for command in (("status",), ("run", "quickstart", "--only", "personal")):
         told = refused("fleet", command[0], str(tmp_path), *command[1:])
-        assert f"no server listens on 127.0.0.1:{port}; start it with: sparsona fleet server" in told
+        assert f"no server listens on 127.0.0.1:{port}; start it with: sparsona fleet server {tmp_path}" in told
+        assert told.endswith(f"--host 0.0.0.0 --port {port} --insecure")
 
 
 @pytest.mark.parametrize(("days", "warned"), [(31, []), (29, ["ends"]), (0.2 / 86400, ["ends", "ended"])])
@@ -246,7 +247,8 @@ def test_a_node_that_is_told_to_end_clears_away(tmp_path):
         _, told = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert "stopped" in told
+    assert told.splitlines()[-1] == "stopped"
+    assert process.returncode == 0
     assert list(tmp_path.glob("sparsona-*")) == []
 
 
@@ -370,6 +372,15 @@ def test_a_server_process_that_is_quick_to_start_is_found(tmp_path, monkeypatch)
         server.run_on_fleet(Home(tmp_path), load("quickstart")["personal"], tmp_path / "r", print, print)
 
 
+def test_one_server_in_a_folder(tmp_path):
+    """A second one, on another port, would answer for the first."""
+    with processes.alone(tmp_path / "server.lock", "there"):
+        line = refused("fleet", "server", str(tmp_path), "--insecure", "--port", str(free_port()))
+    assert line == f"another server is at work in {tmp_path}; each needs a folder of its own"
+    with processes.alone(tmp_path / "server.lock", "not any more"):
+        pass
+
+
 def test_a_node_that_can_no_longer_work_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(node, "_serve", lambda listener, station: None)
     monkeypatch.setattr(node, "reachable", lambda host, port, seconds: True)
@@ -397,14 +408,20 @@ def test_one_node_in_a_home_and_what_a_killed_one_left_is_removed(tmp_path):
 def test_what_a_killed_node_left_is_ended_when_it_starts_again(tmp_path):
     place = Path(tempfile.mkdtemp(prefix="sparsona-"))
     (tmp_path / "node.lock").write_text(str(place))
-    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={"FLWR_HOME": str(place)})
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={"FLWR_HOME": f"{place}2"})
+
+    def start(home):
+        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={"FLWR_HOME": str(home)})
+        while not Path(f"/proc/{process.pid}/environ").read_bytes():  # its first moments
+            time.sleep(0.01)
+        return process
+
+    left, other = start(place), start(f"{place}2")
     try:
         with _place(tmp_path) as new:
             assert left.wait(20) == -signal.SIGKILL
             assert not place.exists()
             assert new.is_dir()
-            last = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={"FLWR_HOME": str(new)})
+            last = start(new)
         assert last.wait(20) == -signal.SIGKILL  # of this node, which ends in good order
         assert other.poll() is None
     finally:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sparsona.engines.remote import Reply
 
 _AGAIN = (3, 4, 5, 8)  # of Flower's errors: a message or node was not there, or its process ended; worth another try
+_WENT = 5  # of these, that a node gives no sign of life
 _AT_ONCE = 16  # answers that are fetched at a time
 _PATIENCE = 0.5  # seconds that those who are there wait for one that takes long
 _PIECE = 2 << 20  # bytes
@@ -144,7 +145,8 @@ class GridPost:
         about = message.metadata
         if message.has_error():
             error_, gone = message.error, message.error.code in _AGAIN
-            why = " ".join(f"{error_.reason or 'an error of Flower'} (code {error_.code})".split())[:300]
+            reason = "it went away" if error_.code == _WENT else error_.reason or "an error of Flower's"
+            why = " ".join(f"{reason} (code {error_.code})".split())[:300]
             return Reply(about.reply_to_message_id, about.src_node_id, None, why, gone)
         return Reply(about.reply_to_message_id, about.src_node_id, _data(message))
 

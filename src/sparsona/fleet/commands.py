@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -126,7 +128,8 @@ def server(
 
     with errors(False):
         needs_flower()
-        run_server(Home(home), host, port, not insecure, say)
+        with _until_stopped():
+            run_server(Home(home), host, port, not insecure, say)
 
 
 @app.command(
@@ -174,7 +177,8 @@ def node(
             raise RecipeError(f"classes = {classes}: must be at least 2, and goes with --data")
         own = NodeData(data, source, data_dir, classes, plugins)
         options = NodeOptions(server, client, home, own, ca, key, insecure, _megabytes(max_mb))
-        run_node(options, say)
+        with _until_stopped():
+            run_node(options, say)
 
 
 @app.command(
@@ -233,6 +237,15 @@ def status(home: HomeDir, as_json: Json = False) -> None:
             print_json(found)
             return
         _show(found)
+
+
+@contextmanager
+def _until_stopped() -> Iterator[None]:
+    """To be stopped is how these end, and no error."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say("stopped")
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import signal
@@ -22,7 +21,7 @@ from sparsona.engines.station import Station
 from sparsona.fleet import FleetError, needs_flower
 from sparsona.fleet.data import NodeData
 from sparsona.fleet.keys import check_certificate, check_private
-from sparsona.fleet.processes import Child, environment, free_port, reachable
+from sparsona.fleet.processes import Child, alone, environment, free_port, reachable
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _ASKS_WITHIN = 60.0  # seconds in which whoever connects to the device's process must begin to ask
@@ -117,12 +116,7 @@ def run_node(options: NodeOptions, say: Callable[[str], None], stop: threading.E
 @contextmanager
 def _place(home: Path) -> Iterator[Path]:
     """A short-lived folder for the node of a home, of which there is one at a time: a socket's path must be short."""
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (home / "node.lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise FleetError(f"another node is at work in {home}; each needs a --home of its own") from None
+    with alone(home / "node.lock", f"another node is at work in {home}; each needs a --home of its own") as lock:
         lock.seek(0)
         before = Path(lock.read().strip() or "none")  # of a node that was killed
         if before.name.startswith("sparsona-") and before.parent == Path(tempfile.gettempdir()):

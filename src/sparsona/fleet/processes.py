@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -11,10 +12,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from sparsona.fleet import FleetError, needs_flower
 
@@ -105,6 +106,18 @@ def stop_all(children: Sequence[Child]) -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def alone(lock: Path, otherwise: str) -> Iterator[IO[str]]:
+    """Hold a lock file, which goes with the process, also if that is killed; raises FleetError if another holds it."""
+    lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with lock.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise FleetError(otherwise) from None
+        yield file
 
 
 def free_port() -> int:

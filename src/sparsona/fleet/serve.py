@@ -162,6 +162,7 @@ class Meeting:
     _rivals: dict[int, int] = field(default_factory=dict)  # by refused node, the other that says the same
     _notices: set[str] = field(default_factory=set)  # parcels that tell nodes why they were refused
     _others: set[int] = field(default_factory=set)  # clients that have other data than the run began with
+    _begun: bool = False  # whether the run goes on without those that are refused
     _spare: set[int] = field(default_factory=set)  # nodes of clients that the recipe does not have
 
     def seats(self) -> dict[int, int]:
@@ -182,6 +183,7 @@ class Meeting:
         on with those that do.
         """
         end = time.monotonic() + seconds
+        self._begun = then is not None
         everyone = set(range(self.recipe.data.clients))
         while time.monotonic() < end:
             self._greet(self.post.nodes())
@@ -204,6 +206,7 @@ class Meeting:
             self.tell({"event": "not there at the start", "clients": missing})
         else:
             self.tell({"event": "all clients are there"})
+        self._begun = True
         return common | {"samples": sum(facts["samples"] for facts in self._facts.values())}
 
     def _common(self, then: dict[str, Any] | None) -> dict[str, Any]:
@@ -280,7 +283,10 @@ class Meeting:
                 self._welcome(node, nodes.get(node, ""), ask, said)
             except (ParcelError, FleetError) as error:
                 self._wrong[node] = str(error)
-                self.tell({"event": "refused", "node": node, "why": str(error)})
+                if self._begun:  # or the run does not begin, for this reason
+                    whose = (self.keys or {}).get(nodes.get(node, ""))
+                    who = {"node": node} if whose is None else {"client": whose}
+                    self.tell({"event": "refused", **who, "why": str(error)})
                 if "error" not in said:  # or it knows, and has said so there
                     self._notify([node], str(error))
 

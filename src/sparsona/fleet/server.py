@@ -22,6 +22,7 @@ from sparsona.fleet import FleetError, needs_flower
 from sparsona.fleet.keys import check_certificate, roster
 from sparsona.fleet.processes import (
     Child,
+    alone,
     environment,
     flwr,
     port_is_free,
@@ -73,7 +74,9 @@ class Home:
         told = self._told()
         host, port = str(told["host"]), int(told["port"])
         if not reachable(host, port, 5.0):
-            raise FleetError(f"no server listens on {host}:{port}; start it with: sparsona fleet server {self.path}")
+            again = f"sparsona fleet server {self.path} --host {told.get('listens', host)} --port {port}"
+            trust = "" if told["secure"] else " --insecure"
+            raise FleetError(f"no server listens on {host}:{port}; start it with: {again}{trust}")
         return host, port
 
     def _told(self) -> dict[str, Any]:
@@ -92,7 +95,8 @@ class Home:
         text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
         name = f"[{_local(host)}]" if ":" in host else _local(host)
         write(self.path / "config.toml", f'{text}address = "{name}:{port}"\n{trust}\n')
-        write(self.path / "server.json", json.dumps({"host": _local(host), "port": port, "secure": secure}) + "\n")
+        told = {"host": _local(host), "port": port, "secure": secure, "listens": host}
+        write(self.path / "server.json", json.dumps(told) + "\n")
 
 
 def start_superlink(home: Home, host: str, port: int, secure: bool) -> Child:
@@ -153,6 +157,11 @@ def _unnamed(home: Home, known: dict[str, Any]) -> list[str]:
 
 def run_server(home: Home, host: str, port: int, secure: bool, say: Callable[[str], None]) -> None:
     """Keep a SuperLink running until stopped; one that ends is started again, with all it knew."""
+    with alone(home.path / "server.lock", f"another server is at work in {home.path}; each needs a folder of its own"):
+        _keep_running(home, host, port, secure, say)
+
+
+def _keep_running(home: Home, host: str, port: int, secure: bool, say: Callable[[str], None]) -> None:
     child = start_superlink(home, host, port, secure)
     try:
         if secure:
@@ -261,7 +270,7 @@ def run_on_fleet(
                     time.sleep(0.5)
         except BaseException:
             _end_process(work)  # Flower notices by itself that it is gone
-            _mark(home, folder, "stopped")
+            _mark(home, folder, "stopped" if (folder / "recipe.toml").is_file() else "did not begin")
             raise
 
 
