@@ -221,3 +221,21 @@ def test_a_store_in_memory_leaves_everything_where_it_is():
         store.commit()
     assert asked == []
     assert (here(store.client(1)), here(store.mail(1, 3)[0])) == (b"value 2", b"said 2")
+
+
+def test_a_message_that_a_crash_may_go_back_to_is_not_overwritten(tmp_path, monkeypatch):
+    """A peer that begins anew says its first message again, for a round that is in the checkpoint."""
+    monkeypatch.setattr("sparsona.engines.store._LARGE", 4)
+    store = Store(tmp_path / "state.sqlite")
+    store.begin_round()
+    store.put_mail(0, 0, b"as it was", 1)
+    store.end_round(Checkpoint(1, b"", {}))
+    store.commit()
+    store.begin_round()
+    store.put_mail(0, 0, b"begun anew", 1)
+    assert here(store.mail(0, 1)[0]) == b"begun anew"
+    store.back()
+    assert here(store.mail(0, 1)[0]) == b"as it was"
+    store.put_mail(0, 0, b"begun anew", 1)
+    store.close()  # as if killed
+    assert here(Store(tmp_path / "state.sqlite").mail(0, 1)[0]) == b"as it was"

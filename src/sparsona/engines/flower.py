@@ -134,7 +134,7 @@ class GridPost:
 
         try:
             messages = list(self.grid.pull_messages([number]))
-        except Exception as error:
+        except Exception as error:  # whatever Flower makes of what a node sent
             if not _of_the_sender(error):
                 raise
             why = f"an answer that Flower cannot read: {type(error).__name__}: {error}"
