@@ -34,18 +34,24 @@ FAILED = "failed"
 SCRIPTS = (
     "wire.py",
     "memory.py",
+    "scale.py",
     "throughput.py",
     "fedspa.py",
     "fedpse.py",
     "gate.py",
     "masks.py",
     "freeze.py",
+    "device.py",
     "fleet.py",
 )
 ON_DATA = {  # what a benchmark leaves out without Fashion-MNIST
     "memory.py": (
         "memory: 2,000 clients with a personal LeNet each, peak of all processes and state on disk",
         "memory: 100 peers with a ResNet-18 each at density 0.5",
+    ),
+    "scale.py": (
+        "scale: 10,000 clients, tests of all and time beyond training",
+        "scale: 100,000 registered clients, start, resumption, memory and rounds",
     ),
     "throughput.py": (
         "throughput: cnn and lenet, pool engine over a bare PyTorch loop",
@@ -64,6 +70,13 @@ HOW = """\
   one, and the figure is how far the peak of its resident memory rises. The fleet is a whole run (Ditto, two rounds with
   all 2,000 clients, then a test of all) in the pool engine with two workers; every 50 ms the memory of all its
   processes is added up, with shared pages counted once. The peers are a round of DA-DPFL with ten neighbours and waits.
+- **scale** ([scale.py](../benchmarks/scale.py)): clients with 60 Fashion-MNIST samples each (and 12 for tests; of
+  registered clients 12 of the 60), LeNet, batch 32, 100 clients per round, pool engine with two workers. A test of all
+  10,000 clients is the median round with one less the median round without; for models of their own (method `local`)
+  everybody trains in the first round. Time beyond training is that of a round over the sum of the clients' training,
+  spread over the workers. Registered clients are a federation that is read on demand (Ditto, a test of 100 clients):
+  from the start of the process to the first round, again when the run is resumed after ten rounds, and the memory of
+  all processes as above. Their rounds are compared with those of 1,000 clients, which run right after.
 - **throughput** ([throughput.py](../benchmarks/throughput.py)): 100 clients, 10 per round, 600 Fashion-MNIST samples
   each, batch 32, one epoch of SGD, two cores. Ours is the pool engine with encoding, byte counts and a checkpoint every
   round. The bare loop is plain PyTorch in two processes that do the same steps and nothing else; the two take turns
@@ -98,6 +111,10 @@ HOW = """\
   seconds of the processor. The masks of least bias and slack train the first layer, for it is small, so that gradients
   go all the way down: 0.80 (MobileNet) and 0.84 (PreResNet18) of the operations remain, and no mask can be as good at
   less. With `spare = 0.2` weak devices train higher layers, at the same bias.
+- **device** ([device.py](../benchmarks/device.py)): steps of SGD on random pictures in batches of 32 that lie on the
+  device. The processor trains with one thread, the two precisions in turns, and the figure is the median of seven
+  ratios. On each GPU, 1 to 5 processes train at a time, and the samples of all of them count. There are no bars, for
+  the ratios differ from machine to machine; [devices.md](devices.md) says what is still to be measured.
 - **fleet** ([fleet.py](../benchmarks/fleet.py)): a server and two nodes on loopback, with TLS and keys. A bare round
   trip is an app that sends as many bytes to each node and gets as many back, over the same processes; ours are rounds
   of FedAvg with 64 pictures on each node. Bytes on the socket are those that pass a relay between nodes and server. An

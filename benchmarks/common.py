@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from sparsona.config import Recipe
-from sparsona.runner import Progress, run
+from sparsona.experiment.loop import Progress
+from sparsona.experiment.recipe import Recipe
+from sparsona.experiment.runner import run
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def round_ratio(ours: str, recipe: Callable[[str], Recipe]) -> float:
 
         turns[method].acquire()
         with tempfile.TemporaryDirectory() as folder:
-            run(recipe(method), Path(folder) / "run", listen=listen)
+            run(recipe(method), Path(folder) / "run", on_round=listen)
         turns[other].release()
 
     both = [threading.Thread(target=go, args=pair) for pair in ((ours, "fedavg"), ("fedavg", ours))]

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from common import Figure, main, round_ratio
-from sparsona.config import check
 from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData, Samples
 from sparsona.core.task import Task
 from sparsona.core.training import Ctx
 from sparsona.data import DataError, load
+from sparsona.experiment.recipe import check
 from sparsona.methods.fedavg import FedAvg
-from sparsona.methods.fedpse import FedPSE
+from sparsona.methods.fedpse.fedpse import FedPSE
 from sparsona.methods.fedscr import FedSCR
 from sparsona.methods.fedstc import FedSTC
 from sparsona.models import build

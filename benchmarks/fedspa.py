@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from common import Figure, main, round_ratio
-from sparsona.config import check
 from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData, Samples
 from sparsona.core.task import Task
 from sparsona.core.training import Ctx, train
 from sparsona.data import DataError, load
+from sparsona.experiment.recipe import check
 from sparsona.methods.fedavg import FedAvg
 from sparsona.methods.fedspa import FedSpa
 from sparsona.models import build
@@ -45,7 +45,7 @@ def search_share(name: str, classes: int, shape: tuple[int, int, int], samples: 
         theta = train(method, theta0 * mask, data, replace(ctx, rng=Rng(1, i)), epochs=1, mask=mask)
         middle = time.perf_counter()
         batch = data.batch(Rng(2, i), method.batch)
-        method.searcher()(method, mask, theta, lambda theta=theta, batch=batch: task.grad(theta, batch), ctx)
+        method.searcher()(method, mask, theta, lambda theta=theta, batch=batch: task.gradient_at(theta, batch), ctx)
         trained.append(middle - began)
         searched.append(time.perf_counter() - middle)
     return 100 * statistics.median(searched[1:]) / (method.epochs * statistics.median(trained[1:]))

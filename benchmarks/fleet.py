@@ -26,16 +26,17 @@ import numpy as np
 import psutil
 
 from common import Figure, main
-from sparsona.config import Recipe, check
+from sparsona.experiment.recipe import Recipe, check
+from sparsona.experiment.results import Run
+from sparsona.fleet.home import CONNECTION
+from sparsona.fleet.orders import APP, run_on_fleet
 from sparsona.fleet.processes import Child, environment, flwr
-from sparsona.fleet.server import APP, CONNECTION, run_on_fleet
 from sparsona.fleet.trial import Loopback, loopback
-from sparsona.results import Run
 
 NODES, ROUNDS = 2, 16
 BARE = """import json, os, time
 from pathlib import Path
-from sparsona.engines.flower import server_app
+from sparsona.fleet.flower import server_app
 
 def main(post, config):
     work = Path(str(config["order"]))
@@ -56,7 +57,7 @@ def main(post, config):
 
 app = server_app(main)
 """
-ECHO = """from sparsona.engines.flower import client_app
+ECHO = """from sparsona.fleet.flower import client_app
 
 app = client_app(lambda data, context: data)
 """

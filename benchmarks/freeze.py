@@ -10,10 +10,12 @@ import torch
 
 from common import Figure, main
 from sparsona.core.arithmetic import arithmetic
+from sparsona.core.descent import descend
+from sparsona.core.optimiser import SGD
 from sparsona.core.rng import Rng
 from sparsona.core.samples import Samples
-from sparsona.core.task import Task, sgd
-from sparsona.methods.perfedmask import PerFedMask
+from sparsona.core.task import Task
+from sparsona.methods.perfedmask.perfedmask import PerFedMask
 from sparsona.models import build
 
 SAMPLES, BATCH, TIMES = 200, 50, 3
@@ -26,14 +28,14 @@ def ratio(name: str, classes: int, spare: float) -> float:
     method = PerFedMask(spare=spare)
     masks = torch.from_numpy(method.design(100, task.layout, Rng(1)).masks)
     pictures = Samples(torch.rand(SAMPLES, 3, 32, 32), torch.arange(SAMPLES) % classes, torch.arange(SAMPLES))
-    found = []
+    found, sgd = [], SGD(lr=0.1, momentum=0.9, weight_decay=5e-4)
     with arithmetic():  # as engines compute
         for i in range(TIMES + 1):
             spent = []
             for k in (0, 99):
                 began = time.process_time()
                 move = method.moving(task.layout, masks[k])
-                sgd(task, theta, pictures.epochs(Rng(i), 1, BATCH), lr=0.1, momentum=0.9, weight_decay=5e-4, move=move)
+                descend(task, theta, pictures.epochs(Rng(i), 1, BATCH), sgd, move=move)
                 spent.append(time.process_time() - began)
             found.append(spent[0] / spent[1])
     return statistics.median(found[1:])  # without warming up

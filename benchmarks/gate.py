@@ -20,17 +20,20 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from common import Figure, main
-from sparsona.core.gate import Gate
-from sparsona.core.gated import Gated
+from sparsona.core.optimiser import SGD, Steps
 from sparsona.core.rng import Rng
 from sparsona.core.samples import Batch
-from sparsona.core.task import Sgd, Task
+from sparsona.core.task import Task
 from sparsona.core.training import Ctx
 from sparsona.engines.pool import ALLOCATOR
-from sparsona.methods.pfedgate import PFedGate
+from sparsona.methods.pfedgate.gate import Gate
+from sparsona.methods.pfedgate.pfedgate import PFedGate
+from sparsona.methods.pfedgate.sparse_adaptation import Gated
 from sparsona.models import build
 
 SHAPE, CLASSES, BLOCKS, COUNT = (3, 32, 32), 10, 10, 40  # ten of each layer, nine where rows do not divide; the head
+
+TINY = SGD(lr=1e-6, momentum=0.9, weight_decay=5e-4, clip=10.0, fused=True)  # as pFedGate trains
 
 
 def steps(size: int, keep: float) -> tuple[Callable[[], None], Callable[[], None]]:
@@ -44,17 +47,16 @@ def steps(size: int, keep: float) -> tuple[Callable[[], None], Callable[[], None
     gated = method.gated(keep, ctx)
     check(gated)
     gated.load(theta0, method.join(0, ctx).gate, train=True)
-    how = {"momentum": 0.9, "weight_decay": 5e-4, "clip": 10.0}
-    model = Sgd(task.flat[: task.layout.params], **how)
-    gate = Sgd(gated.gate.flat[: gated.gate.layout.params], **how)
+    model = Steps(TINY, task.flat[: task.layout.params])
+    gate = Steps(TINY, gated.gate.flat[: gated.gate.layout.params])
 
     def ours() -> None:
         of_model, of_gate, chosen, _ = gated.gradients(batch)
-        model.step(of_model, 1e-6, gated.blocks.spread(chosen.float()))
-        gate.step(of_gate, 1e-6)
+        model.step(of_model, gated.blocks.spread(chosen.float()))
+        gate.step(of_gate)
 
     def theirs() -> None:
-        model.step(task.gather(task.gradients(batch)), 1e-6)
+        model.step(task.gradient(batch))
 
     return ours, theirs
 
@@ -77,13 +79,13 @@ def halved(size: int) -> tuple[Callable[[], None], Callable[[], None]]:
     for width in (0.5, 1.0):
         task, _ = Task.of(build("lenet-cifar", CLASSES, SHAPE, width=width), torch.zeros(1, *SHAPE))
         x = torch.rand(size, *SHAPE).contiguous(memory_format=torch.channels_last)
-        model = Sgd(task.flat[: task.layout.params], momentum=0.9, weight_decay=5e-4, clip=10.0)
+        model = Steps(TINY, task.flat[: task.layout.params])
         both.append(partial(_plain, task, model, (x, torch.randint(0, CLASSES, (size,)))))
     return both[0], both[1]
 
 
-def _plain(task: Task, model: Sgd, batch: Batch) -> None:
-    model.step(task.gather(task.gradients(batch)), 1e-6)
+def _plain(task: Task, model: Steps, batch: Batch) -> None:
+    model.step(task.gradient(batch))
 
 
 def time_ratio(ours: Callable[[], None], theirs: Callable[[], None], tries: int = 9) -> float:

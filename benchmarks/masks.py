@@ -9,7 +9,9 @@ import numpy as np
 
 from common import Figure, main
 from sparsona.core.rng import Rng
-from sparsona.solvers.masks import Problem, objective, optimised, random_best_of
+from sparsona.methods.perfedmask.baselines import random_best_of
+from sparsona.methods.perfedmask.local_search import optimised
+from sparsona.methods.perfedmask.problem import Problem, objective
 
 MODELS = {
     "MobileNet": (928, 2528, 9152, 18048, 34688, 68864, 134912, *(268800,) * 5, 531968, 1061888),

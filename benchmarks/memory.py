@@ -27,12 +27,12 @@ import torch
 from torch import Tensor
 
 from common import Figure, main
-from sparsona.config import Recipe, check
 from sparsona.core.aggregate import Mean
 from sparsona.core.wire import Message, Values, decode, encode
 from sparsona.data import DataError, load
+from sparsona.experiment.recipe import Recipe, check
+from sparsona.experiment.runner import run
 from sparsona.methods.fedavg import FedAvg
-from sparsona.runner import run
 
 RESNET18 = 11_220_132  # parameters, for 100 classes
 LENET = 44_426

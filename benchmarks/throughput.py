@@ -24,9 +24,9 @@ import torch
 import torch.nn.functional as F
 
 from common import Figure, main
-from sparsona.config import Recipe, check
+from sparsona.experiment.recipe import Recipe, check
+from sparsona.experiment.runner import run
 from sparsona.models import build
-from sparsona.runner import run
 
 PER_ROUND, SAMPLES, BATCH = 10, 600, 32
 ROUNDS = {"lenet": 30, "cnn": 14}
@@ -117,7 +117,9 @@ def against_bare(model: str) -> tuple[float, float]:
     pairs = []
     with tempfile.TemporaryDirectory() as folder:
         run(
-            recipe(model, ROUNDS[model]), Path(folder) / "run", listen=lambda s: pairs.append((s.seconds, bare.round()))
+            recipe(model, ROUNDS[model]),
+            Path(folder) / "run",
+            on_round=lambda s: pairs.append((s.seconds, bare.round())),
         )
     bare.close()
     pairs = pairs[1:-1]  # the first round warms up, the last one evaluates
@@ -129,7 +131,7 @@ def seconds(model: str, rounds: int, workers: int) -> list[float]:
     """Seconds of our rounds with so many workers."""
     times: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        run(recipe(model, rounds, workers), Path(folder) / "run", listen=lambda s: times.append(s.seconds))
+        run(recipe(model, rounds, workers), Path(folder) / "run", on_round=lambda s: times.append(s.seconds))
     return times[1:-1]
 
 

@@ -10,7 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from sparsona import cli
-from sparsona.config import METHODS
+from sparsona.methods import METHODS
 
 
 def call(*arguments: str) -> Result:

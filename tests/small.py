@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from sparsona.config import Recipe, check
 from sparsona.core.wire import Message
-from sparsona.engines.device import Device, Job, Result
-from sparsona.engines.local import Local
+from sparsona.engines.device import Device
+from sparsona.engines.jobs import Job, Result
+from sparsona.engines.local import LocalEngine
+from sparsona.experiment.recipe import Recipe, check
 
 SUITS: dict[str, dict[str, dict[str, Any]]] = {  # by method: what it needs, or what makes so few rounds show all of it
     "beer": {"topology": {"name": "mutual", "fixed": True, "max_wait": 0}},
@@ -52,7 +53,7 @@ def recipe(
     return check(raw)
 
 
-class Meddler(Local):
+class Meddler(LocalEngine):
     """An engine whose client 3 sends something else than it should."""
 
     def __init__(self, device: Device, change: Callable[[Message], Message]) -> None:

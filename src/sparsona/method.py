@@ -1,18 +1,62 @@
-"""Read this first: what a method is, and the words that every method is written in.
+"""Read this first: the interface of a method, and the terms that every method uses.
 
 A *method* is a frozen dataclass whose fields are its configuration. A *client* is a value that the method defines (a
 frozen dataclass of tensors and numbers, or None): the engine stores it, sends it and never looks inside. A *message*
 is what really crosses the network. All models are flat vectors; a mask is a vector of bools of the same length.
+
+A method implements hooks; there are 14. Every method has ``join``, ``local`` and ``personal``, which run on the device.
+With a server it adds ``start``, ``down``, ``read`` and ``merge``; without one, ``post``. The others are optional.
+A complete method, FedAvg whose clients predict with a mix of the shared model and their own:
+
+    @dataclass(frozen=True)
+    class Client:
+        theta: Vector  # the model it trained last
+
+    @dataclass(frozen=True, kw_only=True)
+    class HalfWay(Training):
+        own: float = 0.5  # weight of its own model in the mix that a client predicts with
+
+        def join(self, k, ctx):
+            return None  # a client that has not trained yet keeps nothing
+
+        def local(self, client, inbox, data, ctx):
+            theta = train(self, inbox["server"]["theta"].values, data.train, ctx)
+            return Client(theta), Message(theta=Values(theta), samples=len(data)), theta
+
+        def personal(self, client, inbox, data, ctx):
+            shared = inbox["server"]["theta"].values
+            return shared if client is None else shared.lerp(client.theta, self.own)
+
+        def start(self, clients, ctx):
+            return ctx.theta0
+
+        def down(self, server, k, ctx):
+            return Message(theta=Values(server))
+
+        def read(self, server, k, message, ctx):
+            return message.floats("theta", ctx.layout.dim), message.whole("samples", 1)
+
+        def merge(self, server, inbox, ctx):
+            mean = Mean(ctx.layout.dim)
+            for k, (theta, samples) in inbox:
+                mean.add(theta, samples)
+            return mean.value(otherwise=server)
+
+``tests/test_method.py`` runs it. ``train`` is in ``core.training``, ``Values`` in ``core.wire``, ``Mean`` in
+``core.aggregate``; this module exports the other names. Hooks are pure: they change none of their arguments, and draw
+only from ``ctx.rng`` and ``ctx.common``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparsona.core.layout import Layout, Mask, Vector
+from sparsona.core.model import Model, Predictor
 from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData, Samples
 from sparsona.core.task import Task
@@ -22,177 +66,250 @@ from sparsona.core.wire import Message
 
 Client = Any  # what a device keeps between rounds: a frozen dataclass of tensors and numbers, or None
 Server = Any  # what the server keeps between rounds, likewise
-# By sender: "server", or the number of a peer, "self" and "all". A peer's message is decoded when it is asked for, so
-# that a method which takes in one after the other holds one at a time.
+# By sender: "server", or the number of a peer, "self" and "all". A peer's message is decoded on access, so a method
+# that processes one message after the other holds only one at a time.
 Inbox = Mapping[str | int, Message]
-Model = (
-    Vector | Callable[[Tensor], Tensor]
-)  # what a device predicts with: a vector, or a function from inputs to logits
+VOTE = "vote"  # the part of a peer's message that goes to everybody and not to its neighbours
+
+
+@dataclass(frozen=True)
+class Report:
+    """Values that a method reports for a client in addition to its scores; they are not part of any message."""
+
+    figures: dict[str, float] = field(default_factory=dict)  # for the records; those named "what: bin" are a histogram
+    private: Vector | None = None  # what the client never sends; used for the figure that clusters clients
+
+
+class Method(Protocol):
+    """The hooks that run on the device."""
+
+    def join(self, k: int, ctx: Ctx) -> Client:
+        """The initial value of client k.
+
+        Called on the device before the client's first job. The value depends only on its key, so it can be made at any
+        time and more than once.
+        """
+
+    def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Predictor]:
+        """Train for one round; return the client's new value, its message and the trained model.
+
+        Called on the device once in each round in which the client takes part. Without a server, the inbox holds the
+        messages of the neighbours by number, the client's own last one under "self", and under "all" the votes of
+        earlier rounds, if any: a row of ``votes`` for each of ``rounds``, 1 for yes, 0 for no, 2 for no vote. A bool
+        named ``vote`` in such a message is the client's vote; neighbours get the message without it.
+        """
+
+    def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Predictor:
+        """The model that the device would use now, after receiving this inbox and before training.
+
+        Called on the device at every evaluation, and for export. Without a server, the inbox then holds only "self".
+        """
+
+
+class StarMethod(Method, Protocol):
+    """A method with a server: clients exchange messages only with it."""
+
+    def start(self, clients: int, ctx: Ctx) -> Server:
+        """The initial value of the server, for this number of clients.
+
+        Called on the server before the first round, and once before the run folder is made. To reject a recipe, raise
+        a ValueError that begins with the name of a field.
+        """
+
+    def down(self, server: Server, k: int, ctx: Ctx) -> Message:
+        """The server's message to client k. Called on the server before each of the client's jobs."""
+
+    def read(self, server: Server, k: int, message: Message, ctx: Ctx) -> Any:
+        """The checked answer of client k; raise a WireError to leave the client out of the round.
+
+        Called on the server when an answer arrives, with the value that the server had at the start of the round.
+        """
+
+    def merge(self, server: Server, inbox: Iterable[tuple[int, Any]], ctx: Ctx) -> Server:
+        """The new value of the server after a round, from the results of ``read`` in the order of client numbers.
+
+        Called on the server once per round. Clients train while ``merge`` iterates: each answer arrives when its client
+        has finished, and is not kept unless ``merge`` keeps it. There may be no answers at all.
+        """
+
+
+class PeerMethod(Method, Protocol):
+    """A method without a server: clients exchange messages with each other."""
+
+    def post(self, client: Client, ctx: Ctx) -> Message:
+        """The first message of a client, which has joined but not trained yet.
+
+        Called on the device before the first round, and again if the device loses its state.
+        """
+
+
+class Checks(Protocol):
+    """A method without a server that does not support every model, number of clients or topology."""
+
+    def check(self, clients: int, topology: Topology, ctx: Ctx | None) -> None:
+        """Raise a ValueError that begins with ``topology.FIELD`` or a field of the method if it is not supported.
+
+        Called without a context when a recipe is read, and with a context before the run folder is made. A method with
+        a server raises it in ``start`` instead.
+        """
+
+
+class SharesModel(Protocol):
+    """A method whose server holds a shared model, which can be tested in addition to the personal models."""
+
+    def shared(self, server: Server) -> Tensor:
+        """The shared model: a vector [d], or several as rows [n, d] that predict by the mean of their logits.
+
+        Called on the server at evaluations, if ``evaluate.points`` has "shared" or "finished".
+        """
+
+
+class Finetunes(SharesModel, Protocol):
+    """A method whose devices fine-tune the best shared model once, after the last round.
+
+    The best model is that of the round with the best mean validation score; without validation samples, the last one.
+    """
+
+    def finish(self, shared: Tensor, data: LocalData, ctx: Ctx) -> Predictor:
+        """The fine-tuned model of the device; the context's round is that of the shared model.
+
+        Called on the device after the last round, if ``evaluate.points`` has "finished".
+        """
+
+
+class Welcomes(Protocol):
+    """A method with its own way to adapt to a new client; by default, the whole personal model is fine-tuned.
+
+    A method that limits a client's model by a mask, a width or a budget needs it, so that the limits hold there too.
+    """
+
+    def welcome(self, client: Client, inbox: Inbox, data: LocalData, epochs: int, ctx: Ctx) -> tuple[Client, Predictor]:
+        """Adapt a client that has just joined for ``epochs`` local epochs; return its new value and its model.
+
+        Called on the device after the last round, for held-out clients and for new clients (``sparsona adapt``).
+        """
+
+
+class Reports(Protocol):
+    """A method that reports values for each client in addition to its scores."""
+
+    def report(self, client: Client | None, server: Server | None, k: int, ctx: Ctx) -> Report:
+        """The report on client k in this round, as far as it is known here.
+
+        Called on the device after ``local`` with the client's new value and no server; then on the server after
+        ``merge`` with the server's new value and no client, for each client whose answer was read. The server's
+        report is added to that of the device.
+        """
+
+
+class Forgets(Protocol):
+    """A method whose server keeps state for each client."""
+
+    def forget(self, server: Server, k: int) -> Server:
+        """The value of the server without its state for client k.
+
+        Called on the server when a device has lost its state and joins again.
+        """
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """The capabilities of a method: the method itself under each name, or None if it lacks the hook."""
+
+    star: StarMethod | None  # exactly one of these two
+    peer: PeerMethod | None
+    checks: Checks | None
+    shares: SharesModel | None
+    finetunes: Finetunes | None
+    welcomes: Welcomes | None
+    reports: Reports | None
+    forgets: Forgets | None
+
+
+class ContractError(TypeError):
+    """Raised if a method lacks a hook, or has hooks that do not go together."""
+
+
+DEVICE_HOOKS = ("join", "local", "personal")
+STAR_HOOKS = ("start", "down", "read", "merge")
+PEER_HOOKS = ("post",)
+OPTIONAL_HOOKS = ("check", "shared", "finish", "welcome", "report", "forget")
+
+
+def capabilities(method: Method) -> Capabilities:
+    """The capabilities of a method, from the hooks of its class; raises ContractError if a required hook is missing."""
+    name, itself = type(method).__name__, cast(Any, method)
+    has = {hook for hook in (*DEVICE_HOOKS, *STAR_HOOKS, *PEER_HOOKS, *OPTIONAL_HOOKS) if _defines(method, hook)}
+    star, peer = has & {*STAR_HOOKS}, has & {*PEER_HOOKS}
+    if star and peer:
+        raise ContractError(
+            f"{name} has {_list(star)}, for a method with a server, and {_list(peer)}, for one without; remove one"
+        )
+    if not star and not peer:
+        raise ContractError(
+            f"{name} lacks hooks: add {', '.join(STAR_HOOKS)} for a method with a server, or post for one without"
+        )
+    if missing := [hook for hook in (*DEVICE_HOOKS, *(STAR_HOOKS if star else PEER_HOOKS)) if hook not in has]:
+        raise ContractError(f"{name} lacks the hooks {', '.join(missing)}")
+    if "finish" in has and "shared" not in has:
+        raise ContractError(f"{name} lacks the hook shared, whose model finish starts from")
+    return Capabilities(
+        star=itself if star else None,
+        peer=itself if peer else None,
+        checks=itself if peer and "check" in has else None,
+        shares=itself if "shared" in has else None,
+        finetunes=itself if "finish" in has else None,
+        welcomes=itself if "welcome" in has else None,
+        reports=itself if "report" in has else None,
+        forgets=itself if "forget" in has else None,
+    )
+
+
+def _defines(method: Method, hook: str) -> bool:
+    return callable(getattr(type(method), hook, None))
+
+
+def _list(hooks: set[str]) -> str:
+    return ", ".join(sorted(hooks))
 
 
 def of_last_round(inbox: Inbox, ctx: Ctx) -> Iterator[str | int]:
-    """Who told something in the round before this one, by the ``round`` in it, and oneself: what is told adds up."""
+    """The senders of messages of the previous round, by the ``round`` in them, and "self"; for messages that add up."""
     for j in sorted(inbox.keys() - {"all"}, key=str):
         if j == "self" or inbox[j].get("round") == ctx.t - 1:
             yield j
 
 
-class Method(Protocol):
-    """What runs on the device."""
-
-    def join(self, k: int, ctx: Ctx) -> Client:
-        """The value that client k starts with; its key alone decides it, so it may be made at any time."""
-
-    def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Model]:
-        """One round on the device: the client's new value, what it sends, and the model its training ended with."""
-
-    def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Model:
-        """The model the device would use now, having received this inbox and not yet trained on it."""
-
-
-@runtime_checkable
-class StarMethod(Method, Protocol):
-    """A method with a server: clients talk to it alone."""
-
-    def start(self, fleet: int, ctx: Ctx) -> Server:
-        """What the server of a fleet of this size begins with."""
-
-    def down(self, server: Server, k: int, ctx: Ctx) -> Message:
-        """What the server sends to client k."""
-
-    def read(self, server: Server, k: int, message: Message, ctx: Ctx) -> Any:
-        """What client k answered, checked; a WireError leaves the client out of the round."""
-
-    def merge(self, server: Server, inbox: Iterable[tuple[int, Any]], ctx: Ctx) -> Server:
-        """The server after a round; what was read comes one by one in the order of client numbers and is not kept."""
-
-
-@runtime_checkable
-class SharedModel(Protocol):
-    """A method whose server holds one model for all, which can be tested beside the personal ones."""
-
-    def shared(self, server: Server) -> Vector:
-        """That model."""
-
-
-@runtime_checkable
-class Composed(Protocol):
-    """A method whose shared model is not a vector of the task's model, but of several, say."""
-
-    def opened(self, shared: Vector, ctx: Ctx) -> Model:
-        """What the shared vector predicts with."""
-
-
-@runtime_checkable
-class Finishing(SharedModel, Protocol):
-    """A method whose devices each make a model of their own from the best shared one, once, when all rounds are over.
-
-    The best is that of the round with the highest mean accuracy on validation samples, the latest without any.
-    """
-
-    def finish(self, theta: Vector, data: LocalData, ctx: Ctx) -> Model:
-        """The device's own model; the context's round is that of the shared one."""
-
-
-@runtime_checkable
-class PeerMethod(Method, Protocol):
-    """A method without a server: clients read each other's messages.
-
-    An inbox holds the messages of the neighbours by number, and under "self" the client's own last one, which need not
-    be kept twice.
-    """
-
-    def check(self, fleet: int, ctx: Ctx) -> None:
-        """Raise ValueError if the method does not fit this model or a fleet of so many."""
-
-    def post(self, client: Client, ctx: Ctx) -> Message:
-        """What a client that has just joined, and not trained yet, offers the others."""
-
-
-@runtime_checkable
-class Choosy(Protocol):
-    """A peer method that not every topology suits."""
-
-    def suits(self, topology: Topology) -> None:
-        """Raise ValueError, beginning with the field that is wrong, if this one does not."""
-
-
-@runtime_checkable
-class Voter(Protocol):
-    """A peer method whose clients each tell all others one bit a round; inboxes hold those so far under "all"."""
-
-    def vote(self, client: Client) -> bool | None:
-        """The bit, after local training; None if there is nothing to be told."""
-
-
-@runtime_checkable
-class Welcoming(Protocol):
-    """A method that has its own way to personalise for a newcomer; others tune the whole model that it would use."""
-
-    def welcome(self, client: Client, inbox: Inbox, data: LocalData, epochs: int, ctx: Ctx) -> tuple[Client, Model]:
-        """A client that has just joined, after so many passes over its data, and the model it then uses."""
-
-
-@runtime_checkable
-class Portable(Protocol):
-    """A method whose personal models are no vectors, but can be taken elsewhere all the same."""
-
-    def module(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> nn.Module:
-        """The personal model with all that it needs to predict, apart from this process's one task."""
-
-
-@runtime_checkable
-class Telling(Protocol):
-    """A method that has more to tell of a client than its scores."""
-
-    def notes(self, client: Client, ctx: Ctx) -> dict[str, float]:
-        """Figures by name, after local training: for the records alone; those named "what: bin" are a histogram."""
-
-
-@runtime_checkable
-class Learning(Protocol):
-    """A method whose clients keep something of their own that can be likened to that of others."""
-
-    def learnt(self, client: Client, k: int, ctx: Ctx) -> Vector:
-        """What client k has learnt since it joined, in the context of which this is: for figures alone."""
-
-
-@runtime_checkable
-class Remarking(Protocol):
-    """A method whose server, too, has more to tell of a client, once its answer is merged."""
-
-    def remarks(self, server: Server, k: int) -> dict[str, float]:
-        """Figures by name, of client k in this round: for the records alone."""
-
-
 __all__ = [
-    "Choosy",
+    "VOTE",
+    "Capabilities",
+    "Checks",
     "Client",
-    "Composed",
+    "ContractError",
     "Ctx",
-    "Finishing",
+    "Finetunes",
+    "Forgets",
     "Inbox",
     "Layout",
-    "Learning",
     "LocalData",
     "Mask",
     "Message",
     "Method",
     "Model",
     "PeerMethod",
-    "Portable",
-    "Remarking",
+    "Predictor",
+    "Report",
+    "Reports",
     "Rng",
     "Samples",
     "Server",
-    "SharedModel",
+    "SharesModel",
     "StarMethod",
     "Task",
-    "Telling",
     "Topology",
     "Training",
     "Vector",
-    "Voter",
-    "Welcoming",
+    "Welcomes",
+    "capabilities",
     "of_last_round",
 ]

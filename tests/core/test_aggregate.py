@@ -145,19 +145,28 @@ def test_of_nothing_the_old_vector_stays() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: mean([]), "mean of nothing"),
-        (lambda: overlap_mean([], []), "mean of nothing"),
-        (lambda: Mean(3).value(), "mean of nothing"),
-        (lambda: mean([vec(1.0), vec(1.0, 2.0)]), r"values: shape \(2,\); \(1,\)"),
-        (lambda: Mean(3).add(vec(1.0), mask=bits(1, 1, 0)), r"values: shape \(1,\); \(3,\), or with a mask \(2,\)"),
-        (lambda: Mean(3).add(vec(1.0), mask=bits(1, 1)), r"mask: torch.bool \(2,\); torch.bool \(3,\)"),
+        (lambda: mean([]), "mean: no contributions; expected at least one"),
+        (lambda: overlap_mean([], []), "mean: no contributions; expected at least one"),
+        (lambda: Mean(3).value(), "mean: no contributions; expected at least one"),
+        (lambda: mean([vec(1.0), vec(1.0, 2.0)]), r"values: shape \(2,\) is not allowed; expected \(1,\)"),
+        (
+            lambda: Mean(3).add(vec(1.0), mask=bits(1, 1, 0)),
+            r"values: shape \(1,\) is not allowed; expected \(3,\), or \(2,\) with",
+        ),
+        (
+            lambda: Mean(3).add(vec(1.0), mask=bits(1, 1)),
+            r"mask: torch\.bool \(2,\) is not allowed; expected torch\.bool " r"\(3,\)",
+        ),
         (lambda: Mean(1).add(vec(1.0), mask=vec(1.0)), "mask: torch.float32"),
         (lambda: Mean(1).add(vec(1.0), -1.0), "weight: -1.0"),
         (lambda: Mean(1).add(vec(1.0), float("nan")), "weight: nan"),
-        (lambda: weighted_mean([vec(1.0)], [0.0]), "weight: 0.0 in total"),
+        (lambda: weighted_mean([vec(1.0)], [0.0]), r"weight: a total of 0\.0 is not allowed; expected a float > 0"),
         (lambda: weighted_mean([vec(1.0)], [1.0, 2.0]), "argument"),
         (lambda: overlap_mean([vec(1.0)], [bits(1)], [1.0, 2.0]), "argument"),
-        (lambda: overlap_mean([vec(1.0)], [bits(1)], otherwise=vec(1.0, 2.0)), r"otherwise: shape \(2,\); \(1,\)"),
+        (
+            lambda: overlap_mean([vec(1.0)], [bits(1)], otherwise=vec(1.0, 2.0)),
+            r"otherwise: shape \(2,\) is not allowed; expected " r"\(1,\)",
+        ),
     ],
 )
 def test_errors_name_the_field(call, words: str) -> None:

@@ -150,7 +150,7 @@ def test_runs_are_the_fewest_slices() -> None:
 def test_errors() -> None:
     with pytest.raises(ValueError, match="ReLU has no trainable"):
         Layout.of(nn.ReLU(), torch.zeros(1, 2))
-    with pytest.raises(ValueError, match=r"weight is torch.float64; only torch.float32"):
+    with pytest.raises(ValueError, match=r"model: parameter weight is torch\.float64; expected torch\.float32"):
         Layout.of(nn.Linear(2, 2).double(), torch.zeros(1, 2).double())
 
 
@@ -158,5 +158,7 @@ def test_a_group_of_nothing_is_refused():
     class Grouped(Net):
         layer_groups = (("conv.", "group.", "batch.", "grouped."), ("out.",), ("hidden.",))  # the second is the head's
 
-    with pytest.raises(ValueError, match=r"layer_groups of Grouped: group 1, \['out\.'\], holds no trained tensor"):
+    with pytest.raises(
+        ValueError, match=r"layer_groups of Grouped: group 1, \['out\.'\], " r"has no trained tensor of the body"
+    ):
         Layout.of(Grouped(), torch.zeros(1, 3, 8, 8))

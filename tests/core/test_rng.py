@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from pretended import BACKEND, DEVICE
 from sparsona.core.rng import Rng
 
 
@@ -64,6 +65,19 @@ def test_everywhere_keys_the_global_generator_and_gives_it_back() -> None:
 
 
 def test_keys_are_numbers_and_words() -> None:
-    with pytest.raises(TypeError, match=r"not 1\.5"):
+    with pytest.raises(TypeError, match=r"key: 1\.5 is not allowed; expected an int or a str"):
         Rng(1.5)
     assert repr(Rng(1, "a")) == "Rng(1, 'a')"
+
+
+def test_an_accelerators_generator_is_keyed_within_the_block_and_restored():
+    BACKEND.seeded[:] = [5]
+    with Rng("layers", 1).everywhere(DEVICE):
+        assert BACKEND.seeded == [5, Rng("layers", 1).seed]
+    assert BACKEND.seeded == [5]
+
+
+def test_draws_are_the_same_on_every_device():
+    for draw in (lambda where: Rng(1).permutation(9, where), lambda where: Rng(2).uniform(2, 3, device=where)):
+        assert draw(DEVICE).device == DEVICE
+        assert draw(DEVICE).tolist() == draw(None).tolist()

@@ -7,9 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from sparsona.core.descent import Pull, descend
+from sparsona.core.optimiser import SGD, Adam, Moments, Steps
 from sparsona.core.rng import Rng
 from sparsona.core.samples import Prepare, Samples
-from sparsona.core.task import Adam, Moments, Task, correct, loss, sgd
+from sparsona.core.task import Task
 from sparsona.core.training import Training, lr_at
 
 
@@ -40,6 +42,10 @@ def samples(n=20):
 
 def batches(epochs=2, size=8, n=20):
     return samples(n).epochs(Rng(5), epochs, size)
+
+
+def sgd(task, theta, batches, *, mask=None, move=None, pull=None, sam=0.0, **how):
+    return descend(task, theta, batches, SGD(**how), mask=mask, move=move, pull=pull, sam=sam)[0]
 
 
 def vector(task, model):
@@ -93,22 +99,23 @@ def test_equals_torch_adam(options):
         if "clip" in rest:
             nn.utils.clip_grad_norm_(plain.parameters(), rest["clip"])
         optimiser.step()
-    got = sgd(task, theta0, batches(3), lr=0.01, adam=Adam(**how), **rest)
+    got, _ = descend(task, theta0, batches(3), Adam(lr=0.01, **how, **rest))
     torch.testing.assert_close(got, vector(task, plain), rtol=1e-5, atol=1e-6)
     assert float((got - theta0).abs().max()) > 0.02
 
 
 def test_adam_by_hand():
     """A gradient of 3 and then 1: two steps at rate 0.1, betas 0.5 and 0.75, epsilon 1."""
-    w, adam = torch.tensor([2.0]), Adam(beta1=0.5, beta2=0.75, epsilon=1.0)
-    adam.start(1)
-    adam.step(w, torch.tensor([3.0]), 0.1)
+    w = torch.tensor([2.0])
+    steps = Steps(Adam(lr=0.1, beta1=0.5, beta2=0.75, epsilon=1.0), w)
+    steps.step(torch.tensor([3.0]))
     # mean 1.5 / (1 - 1/2) = 3, square 2.25 / (1 - 3/4) = 9: the step is 0.1 * 3 / (3 + 1)
     assert w.tolist() == pytest.approx([2 - 0.075])
-    adam.step(w, torch.tensor([1.0]), 0.1)
+    steps.step(torch.tensor([1.0]))
     # mean (0.75 + 0.5) / (3/4) = 5/3, square (1.6875 + 0.25) / (7/16) = 31/7
     assert w.tolist() == pytest.approx([2 - 0.075 - 0.1 * (5 / 3) / ((31 / 7) ** 0.5 + 1)])
-    assert (adam.moments.mean.tolist(), adam.moments.square.tolist(), adam.moments.steps) == ([1.25], [1.9375], 2)
+    moments = steps.state()
+    assert (moments.mean.tolist(), moments.square.tolist(), moments.steps) == ([1.25], [1.9375], 2)
 
 
 def test_adam_goes_on_from_its_moments():
@@ -125,36 +132,33 @@ def test_adam_goes_on_from_its_moments():
         def __iter__(self):
             return iter(self.part)
 
-    whole = sgd(task, theta0, Some(both), lr=0.01, adam=Adam())
-    first = Adam()
-    middle = sgd(task, theta0, Some(both[:3]), lr=0.01, adam=first)
-    kept = Moments(first.moments.mean.clone(), first.moments.square.clone(), first.moments.steps)
-    assert torch.equal(sgd(task, middle, Some(both[3:]), lr=0.01, adam=Adam(moments=first.moments)), whole)
-    assert torch.equal(first.moments.mean, kept.mean)
-    assert torch.equal(first.moments.square, kept.square)
-    assert not torch.equal(sgd(task, middle, Some(both[3:]), lr=0.01, adam=Adam()), whole)
+    adam = Adam(lr=0.01)
+    whole, _ = descend(task, theta0, Some(both), adam)
+    middle, state = descend(task, theta0, Some(both[:3]), adam)
+    kept = Moments(state.mean.clone(), state.square.clone(), state.steps)
+    assert torch.equal(descend(task, middle, Some(both[3:]), adam, state=state)[0], whole)
+    assert torch.equal(state.mean, kept.mean)
+    assert torch.equal(state.square, kept.square)
+    assert not torch.equal(descend(task, middle, Some(both[3:]), adam)[0], whole)
 
 
 def test_adam_moves_only_what_may():
     task, theta0, _ = make()
     mask = torch.arange(task.layout.dim) % 3 == 0
-    full = Adam()
-    sgd(task, theta0, batches(), lr=0.01, adam=full)
-    for adam in (Adam(), Adam(moments=full.moments)):
-        got = sgd(task, theta0, batches(), lr=0.01, weight_decay=0.1, mask=mask, adam=adam)
+    _, full = descend(task, theta0, batches(), Adam(lr=0.01))
+    for state in (None, full):
+        got, _ = descend(task, theta0, batches(), Adam(lr=0.01, weight_decay=0.1), mask=mask, state=state)
         assert not got[~mask].any()
         assert (got[mask] != theta0[mask]).float().mean() > 0.9
-        stays = sgd(task, theta0, batches(), lr=0.01, move=mask, adam=adam)
+        stays, _ = descend(task, theta0, batches(), Adam(lr=0.01), move=mask, state=state)
         assert torch.equal(stays[~mask], theta0[~mask])
 
 
 def test_adam_refuses_what_does_not_fit():
     task, theta0, _ = make()
-    with pytest.raises(ValueError, match=r"momentum: 0\.9; with Adam only 0 is allowed"):
-        sgd(task, theta0, batches(), lr=0.1, momentum=0.9, adam=Adam())
     short = Moments(torch.zeros(3), torch.zeros(3), 1)
     with pytest.raises(ValueError, match="moments of 3 entries do not fit a model of 379"):
-        sgd(task, theta0, batches(), lr=0.1, adam=Adam(moments=short))
+        descend(task, theta0, batches(), Adam(lr=0.1), state=short)
 
 
 def test_momentum_goes_on_from_its_velocity():
@@ -169,14 +173,15 @@ def test_momentum_goes_on_from_its_velocity():
         def __iter__(self):
             return iter([(torch.zeros(1, 1), torch.zeros(1))] * 2)
 
-    velocity = torch.zeros(1)
-    first = sgd(task, torch.zeros(1), Two(), lr=0.1, momentum=0.5, velocity=velocity)
+    how = SGD(lr=0.1, momentum=0.5)
+    first, velocity = descend(task, torch.zeros(1), Two(), how)
     assert first.tolist() == pytest.approx([-0.25])
     assert velocity.tolist() == [1.5]
-    assert sgd(task, first, Two(), lr=0.1, momentum=0.5, velocity=velocity).tolist() == pytest.approx([-0.6125])
-    assert velocity.tolist() == [1.875]
+    second, later = descend(task, first, Two(), how, state=velocity)
+    assert second.tolist() == pytest.approx([-0.6125])
+    assert (velocity.tolist(), later.tolist()) == ([1.5], [1.875])
     with pytest.raises(ValueError, match="a velocity of 3 entries does not fit a model of 1"):
-        sgd(task, first, Two(), lr=0.1, momentum=0.5, velocity=torch.zeros(3))
+        descend(task, first, Two(), how, state=torch.zeros(3))
 
 
 @pytest.mark.parametrize("clip", [None, 1e9])
@@ -184,8 +189,8 @@ def test_what_does_not_move_keeps_its_velocity_and_does_not_coast(clip):
     task, theta0, _ = make()
     moves = torch.arange(task.layout.dim) % 3 == 0
     moves[task.layout.slots[0].where] = False  # a whole tensor, which is passed over
-    velocity = torch.ones(task.layout.params)
-    got = sgd(task, theta0, batches(), lr=0.01, momentum=0.9, clip=clip, move=moves, velocity=velocity)
+    how, ones = SGD(lr=0.01, momentum=0.9, clip=clip), torch.ones(task.layout.params)
+    got, velocity = descend(task, theta0, batches(), how, move=moves, state=ones)
     assert torch.equal(got[~moves], theta0[~moves])
     assert (got[moves] != theta0[moves]).all()
     n = task.layout.params
@@ -232,10 +237,10 @@ def test_pull_by_hand(monkeypatch):
     task, one = fixed_gradient(monkeypatch, [1.0, 2.0])
     a = torch.tensor([3.0, 0.0])
     torch.testing.assert_close(
-        sgd(task, torch.ones(2), one, lr=0.1, anchor=a, pull=0.5), torch.tensor([1.0, 0.75]), rtol=0, atol=1e-7
+        sgd(task, torch.ones(2), one, lr=0.1, pull=Pull(a, 0.5)), torch.tensor([1.0, 0.75]), rtol=0, atol=1e-7
     )
     torch.testing.assert_close(
-        sgd(task, torch.ones(2), one, lr=0.1, anchor=a, pull=0.5, pull_as="step"),
+        sgd(task, torch.ones(2), one, lr=0.1, pull=Pull(a, 0.5, "step")),
         torch.tensor([1.005, 0.76]),
         rtol=0,
         atol=1e-7,
@@ -262,7 +267,7 @@ def test_only_what_may_move_moves():
     g = torch.Generator().manual_seed(2)
     move = torch.rand(task.layout.dim, generator=g) < 0.5
     got = sgd(
-        task, theta0, batches(), lr=0.1, momentum=0.9, weight_decay=0.1, clip=1.0, move=move, anchor=-theta0, pull=1.0
+        task, theta0, batches(), lr=0.1, momentum=0.9, weight_decay=0.1, clip=1.0, move=move, pull=Pull(-theta0, 1.0)
     )
     assert torch.equal(got[~move], theta0[~move])
     assert (got[move] != theta0[move]).float().mean() > 0.9
@@ -280,9 +285,7 @@ def test_outside_the_mask_is_zero(pull_as):
         momentum=0.9,
         weight_decay=0.1,
         mask=mask,
-        anchor=theta0,
-        pull=0.5,
-        pull_as=pull_as,
+        pull=Pull(theta0, 0.5, pull_as),
     )
     assert torch.count_nonzero(got[~mask]) == 0
     assert torch.count_nonzero(got[mask]) == mask.sum()
@@ -296,7 +299,7 @@ def test_dense_gradient_sees_pruned_weights():
     plain.load_state_dict({n: v.clone() for n, v in task.layout.unflatten(sparse).items()})
     F.cross_entropy(plain(x), y).backward()
     want = task.layout.flatten({n: p.grad for n, p in plain.named_parameters()})
-    got = task.grad(sparse, (x, y))
+    got = task.gradient_at(sparse, (x, y))
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
     assert torch.count_nonzero(got[~mask]) > 0.9 * (~mask).sum()
 
@@ -335,7 +338,7 @@ def test_flops_are_counted_at_the_door():
     sgd(task, theta0, batches(epochs=1, n=20), lr=0.1, mask=mask)
     assert task.flops == 20 * 3 * (forward - 2 * 36 * 25)
     task.flops = 0
-    task.grad(theta0, (samples().x[:7], samples().y[:7]))
+    task.gradient_at(theta0, (samples().x[:7], samples().y[:7]))
     assert task.flops == 7 * 3 * forward
 
 
@@ -343,17 +346,6 @@ def test_wrong_length_is_refused():
     task, theta0, _ = make()
     with pytest.raises(ValueError, match="does not fit a model of"):
         task.logits(theta0[:-1], samples().x)
-
-
-def test_single_logit_is_binary():
-    logits = torch.tensor([[2.0], [-1.0], [0.5]])
-    y = torch.tensor([1, 0, 0])
-    assert correct(logits, y) == 2
-    assert correct(torch.full((3, 1), torch.nan), torch.tensor([0, 0, 1])) == 0
-    assert correct(torch.tensor([[torch.nan, 1.0], [2.0, 1.0]]), torch.tensor([0, 0])) == 1
-    want = -(torch.sigmoid(torch.tensor(2.0)).log() + torch.sigmoid(torch.tensor(1.0)).log())
-    want = want - (1 - torch.sigmoid(torch.tensor(0.5))).log()
-    torch.testing.assert_close(loss(logits, y, reduction="sum"), want)
 
 
 def test_learning_rate_schedules_by_hand():
@@ -392,7 +384,7 @@ def test_gates_of_ones_change_no_bit(dims):
     ones = torch.ones(task.layout.dim, dtype=torch.bool)
     assert torch.equal(sgd(task, theta0, batches(), lr=0.1 * 0.998**7, mask=ones), plain)
     assert torch.equal(sgd(task, theta0, batches(), lr=0.1 * 0.998**7, move=ones), plain)
-    assert torch.equal(sgd(task, theta0, batches(), lr=0.1 * 0.998**7, anchor=theta0, pull=0.0), plain)
+    assert torch.equal(sgd(task, theta0, batches(), lr=0.1 * 0.998**7, pull=Pull(theta0, 0.0)), plain)
 
 
 class Stranger(nn.Module):
@@ -440,22 +432,7 @@ def test_operations_of_shared_and_transposed_layers():
     layout = Task.of(up, torch.zeros(1, 2, 5, 5))[0].layout
     # 2*3*2*2 weights meet each of 25 inputs; 3 biases at 100 outputs; then 600 weights and 2 biases
     assert layout.flops() == 2 * 24 * 25 + 3 * 100 + 2 * 600 + 2
-    assert layout.uncounted == []
-
-
-def test_layers_whose_operations_are_unknown_are_named():
-    class Recurrent(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed = nn.Embedding(10, 4)
-            self.lstm = nn.LSTM(4, 5, batch_first=True)
-            self.head = nn.Linear(5, 2)
-
-        def forward(self, x):
-            return self.head(self.lstm(self.embed(x))[0][:, -1])
-
-    layout = Task.of(Recurrent(), torch.zeros(1, 7, dtype=torch.long))[0].layout
-    assert layout.uncounted == ["lstm.weight_ih_l0", "lstm.weight_hh_l0"]
+    assert layout.uncounted == ()
 
 
 def test_buffers_that_cannot_travel_are_refused():
@@ -485,7 +462,7 @@ def test_frozen_tensors_cost_no_gradients():
     inputs, weights = 2 * (20 + 12) + 4 + 3, 2 * 20  # from the second layer up; its matrix alone
     assert spent == 80 * (forward + inputs + weights)
     assert all(w.requires_grad for w in task.weights)
-    assert task.grad(theta0, (x, y)).count_nonzero() > 60
+    assert task.gradient_at(theta0, (x, y)).count_nonzero() > 60
     seen = []
     with task.frozen([True, True, False, True, True, True]):
         handle = model[0].register_full_backward_hook(lambda *_: seen.append("below"))
@@ -503,8 +480,7 @@ def test_steps_on_what_moves_alone_equal_steps_on_all(pull_as):
     data = Samples(torch.randn(40, 6), torch.arange(40) % 3, torch.arange(40))
     move = task.layout.spread([True, True, False, False, True, False])
     move[:7] = False
-    how = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "pull": 0.5, "pull_as": pull_as}
-    how["anchor"] = torch.randn(len(theta0))
+    how = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "pull": Pull(torch.randn(len(theta0)), 0.5, pull_as)}
     got = sgd(task, theta0, data.epochs(Rng(1), 2, 8), move=move, **how)
     whole = sgd(task, theta0, data.epochs(Rng(1), 2, 8), move=move, clip=1e9, **how)
     assert torch.equal(got, whole)
@@ -519,3 +495,20 @@ def test_nothing_moves_at_no_cost():
     got = sgd(task, theta0, data.epochs(Rng(1), 1, 4), lr=0.1, weight_decay=0.1, move=torch.zeros(15, dtype=torch.bool))
     assert torch.equal(got, theta0)
     assert task.flops == 0
+
+
+def test_bf16_computes_in_bfloat16_and_gives_float32():
+    torch.manual_seed(0)
+    model, seen = Net(), []
+    task, theta0 = Task.of(model, torch.zeros(1, 2, 5, 5), precision="bf16")
+    model.conv.register_forward_hook(lambda module, inputs, out: seen.append(out.dtype))
+    plain, _, _ = make()
+    batch = next(iter(batches()))
+    gradients = {t: t.gradient_at(theta0, batch) for t in (task, plain)}
+    outputs = {t: t.logits(theta0, batch[0]) for t in (task, plain)}
+    assert seen == [torch.bfloat16] * 2
+    assert {t.dtype for t in (*gradients.values(), *outputs.values(), task.flat, *task.weights)} == {torch.float32}
+    for rough, exact in (gradients.values(), outputs.values()):
+        assert not torch.equal(rough, exact)
+        assert (rough - exact).norm() < 0.02 * exact.norm()
+    assert (task.flops, task.forward) == (plain.flops, plain.forward)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sparsona.core import topology
 from sparsona.core.rng import Rng
-from sparsona.core.topology import Plan, Topology
+from sparsona.core.topology import RoundPlan, Topology
 
 
 class Fixed(Rng):
@@ -220,12 +220,12 @@ def test_a_wait_that_falls_in_steps() -> None:
     assert topology.stepwise(10, 0, 5) == 0
 
 
-def plans(rounds: int, **how) -> list[Plan]:
+def plans(rounds: int, **how) -> list[RoundPlan]:
     """Rounds of a topology of six clients."""
     return [Topology(**how).plan(6, t, rounds, Rng(5, "topology")) for t in range(rounds)]
 
 
-def longest(plan: Plan) -> int:
+def longest(plan: RoundPlan) -> int:
     return max(len(waits) for waits in plan.fresh.values())
 
 
@@ -239,7 +239,7 @@ def test_a_plan_waits_as_scheduled() -> None:
 
 @pytest.mark.parametrize("name", ["random", "mutual", "groups"])
 def test_a_plan_draws_its_graph_once_or_every_round(name: str) -> None:
-    def different(found: list[Plan]) -> int:
+    def different(found: list[RoundPlan]) -> int:
         return len({tuple(sorted(plan.reads.items())) for plan in found})
 
     assert different(plans(8, name=name, neighbours=2)) > 3
@@ -283,31 +283,52 @@ def test_a_plan_leaves_out_who_is_away() -> None:
     ("call", "words"),
     [
         (
-            lambda: Plan({0: (1,), 1: (0,)}, {0: frozenset({1}), 1: frozenset({0})}).waves(),
+            lambda: RoundPlan({0: (1,), 1: (0,)}, {0: frozenset({1}), 1: frozenset({0})}).waves(),
             r"\[0, 1\] wait for each other",
         ),
-        (lambda: Plan({0: (0,)}, {0: frozenset()}), "reads: client 0 reads itself"),
-        (lambda: Plan({0: (), 1: ()}, {0: frozenset({1}), 1: frozenset()}), r"fresh: client 0 waits for \[1\]"),
-        (lambda: Plan({0: (7,)}, {0: frozenset({7})}), r"fresh: client 0 waits for \[7\]"),
-        (lambda: Plan({0: ()}, {}), "fresh: clients"),
-        (lambda: topology.random(10, 10, Rng(0)), "neighbours: 10; 0 to 9"),
-        (lambda: topology.ordered(topology.ring(5), Rng(0), 3), "max_wait: 3; 0 to 2"),
+        (lambda: RoundPlan({0: (0,)}, {0: frozenset()}), "reads: client 0 reads itself"),
+        (lambda: RoundPlan({0: (), 1: ()}, {0: frozenset({1}), 1: frozenset()}), r"fresh: client 0 waits for \[1\]"),
+        (lambda: RoundPlan({0: (7,)}, {0: frozenset({7})}), r"fresh: client 0 waits for \[7\]"),
+        (lambda: RoundPlan({0: ()}, {}), "fresh: clients"),
+        (lambda: topology.random(10, 10, Rng(0)), r"neighbours: 10 is not allowed; expected a number in \[0, 9\]"),
+        (
+            lambda: topology.ordered(topology.ring(5), Rng(0), 3),
+            r"max_wait: 3 is not allowed; expected a number in \[0, " r"2\]",
+        ),
         (lambda: topology.ordered(topology.ring(5), Rng(0), -1), "max_wait: -1"),
-        (lambda: topology.ordered(topology.ring(5), Rng(0), 1, order="name"), "order: 'name'; one of random, id"),
-        (lambda: topology.ordered(topology.ring(5), Rng(0), 1, pick="best"), "pick: 'best'"),
-        (lambda: topology.cohort(5, 6, Rng(0)), "per_round: 6; 1 to 5"),
+        (
+            lambda: topology.ordered(topology.ring(5), Rng(0), 1, order="name"),
+            'order: "name" is not allowed; expected one of random, id',
+        ),
+        (
+            lambda: topology.ordered(topology.ring(5), Rng(0), 1, pick="best"),
+            'pick: "best" is not allowed; expected one of fastest, smallest id',
+        ),
+        (lambda: topology.cohort(5, 6, Rng(0)), r"per_round: 6 is not allowed; expected a number in \[1, 5\]"),
         (lambda: topology.cohort(5, 0, Rng(0)), "per_round: 0"),
         (lambda: topology.absent(5, 1.5, Rng(0)), "probability: 1.5"),
-        (lambda: topology.edges([(0, 3)], 3), "pairs: 0 3 in the edge list; clients are 0 to 2"),
-        (lambda: topology.edges([(1, 1)], 3), r"pairs: \(1, 1\)"),
-        (lambda: topology.edges([(0, 1), (1, 0)], 3), r"pairs: \(1, 0\)"),
-        (lambda: topology.edges([(0, 1), (0, 1)], 3, directed=True), r"pairs: \(0, 1\)"),
+        (lambda: topology.edges([(0, 3)], 3), r"pairs: \[0, 3\] is not allowed; expected clients in \[0, 2\]"),
+        (
+            lambda: topology.edges([(1, 1)], 3),
+            r"pairs: \[1, 1\] is not allowed; expected two different clients, " r"and each pair once",
+        ),
+        (
+            lambda: topology.edges([(0, 1), (1, 0)], 3),
+            r"pairs: \[1, 0\] is not allowed; expected two different clients, " r"and each pair once",
+        ),
+        (
+            lambda: topology.edges([(0, 1), (0, 1)], 3, directed=True),
+            r"pairs: \[0, 1\] is not allowed; expected two different clients, " r"and each pair once",
+        ),
         (lambda: topology.ring(0), "n: 0"),
-        (lambda: topology.groups(3, 4, Rng(0)), "size: 4; 1 to 3"),
-        (lambda: topology.stepwise(2, 10, 10), "t: 10; 0 to 9"),
-        (lambda: topology.prior_probability(0, 10, 2, 1), "k: 0; 1 to 10"),
-        (lambda: topology.prior_probability(1, 10, 10, 1), "neighbours: 10; 0 to 9"),
-        (lambda: topology.prior_probability(1, 10, 2, 3), "m: 3; 0 to 2"),
+        (lambda: topology.groups(3, 4, Rng(0)), r"size: 4 is not allowed; expected a number in \[1, 3\]"),
+        (lambda: topology.stepwise(2, 10, 10), r"t: 10 is not allowed; expected a number in \[0, 9\]"),
+        (lambda: topology.prior_probability(0, 10, 2, 1), r"k: 0 is not allowed; expected a number in \[1, 10\]"),
+        (
+            lambda: topology.prior_probability(1, 10, 10, 1),
+            r"neighbours: 10 is not allowed; expected a number in \[0, " r"9\]",
+        ),
+        (lambda: topology.prior_probability(1, 10, 2, 3), r"m: 3 is not allowed; expected a number in \[0, 2\]"),
     ],
 )
 def test_errors_name_the_field(call, words: str) -> None:
@@ -329,9 +350,9 @@ def test_mutual_neighbours_read_each_other(n: int, half: int, seed: int) -> None
 
 
 def test_mutual_neighbours_come_in_pairs() -> None:
-    with pytest.raises(ValueError, match="neighbours: 3; an even number is needed"):
+    with pytest.raises(ValueError, match="neighbours: 3 is not allowed; expected an even int"):
         topology.mutual(8, 3, Rng(1))
-    with pytest.raises(ValueError, match="neighbours: 3; an even number is needed where neighbours are mutual"):
+    with pytest.raises(ValueError, match='neighbours: 3 is not allowed; expected an even int with name = "mutual"'):
         Topology(name="mutual", neighbours=3).check(8)
 
 
@@ -339,11 +360,13 @@ def test_news_must_get_everywhere_along_directed_edges() -> None:
     path = ((0, 1), (1, 2))
     Topology(name="edges", pairs=path).check(3)
     Topology(name="edges", pairs=(*path, (2, 0)), directed=True).check(3)
-    with pytest.raises(ValueError, match="client 1 is not connected with client 0 in both directions"):
+    with pytest.raises(
+        ValueError, match="pairs: client 1 is not connected to client 0 in both directions; expected a connected graph"
+    ):
         Topology(name="edges", pairs=path, directed=True).check(3)
 
 
 def test_edges_beside_another_graph_are_refused() -> None:
     for more in ({"edges": "square.txt"}, {"pairs": ((0, 1), (1, 2))}):
-        with pytest.raises(ValueError, match='name: "ring"; with a list of edges only "edges" is allowed'):
+        with pytest.raises(ValueError, match='name: "ring" is not allowed with an edge list; expected "edges"'):
             Topology(name="ring", **more).check(3)

@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pretended import DEVICE
+from sparsona.core.layout import CPU
 from sparsona.core.wire import (
     Bits,
     MaskChange,
@@ -48,6 +50,10 @@ def frame(*parts: tuple[bytes, int, bytes]) -> bytes:
 
 def seal(body: bytes) -> bytes:
     return body + struct.pack("<I", zlib.crc32(body))
+
+
+def vars_of(part: object) -> list[object]:
+    return list(getattr(part, "__dict__", {}).values())
 
 
 def round_trip(message: Message) -> Message:
@@ -244,6 +250,15 @@ def test_any_message_comes_back_and_knows_its_length(message: Message) -> None:
     round_trip(message)
 
 
+@settings(max_examples=100, deadline=None)
+@given(messages)
+def test_any_message_can_be_moved_to_an_accelerator_and_back(message: Message) -> None:
+    there = message.to(DEVICE)
+    held = [value for part in there.values() for value in ([part] if isinstance(part, Tensor) else vars_of(part))]
+    assert {t.device for t in held if isinstance(t, Tensor)} <= {DEVICE}
+    assert there.to(CPU) == message
+
+
 @settings(max_examples=300, deadline=None)
 @given(masks)
 def test_any_mask_knows_its_length(mask: Tensor) -> None:
@@ -304,9 +319,9 @@ def test_a_small_change_is_short() -> None:
 
 
 def test_counts_that_disagree_are_named() -> None:
-    with pytest.raises(WireError, match="3 values do not fit a mask of 2 ones"):
+    with pytest.raises(WireError, match="values: 3 values do not fit a mask with 2 ones"):
         Values(torch.ones(3)).at(ones_at(5, 1, 2))
-    with pytest.raises(WireError, match="1 values do not fit a mask of 2 ones"):
+    with pytest.raises(WireError, match="values: 1 values do not fit a mask with 2 ones"):
         Sparse(ones_at(5, 1, 2), torch.ones(1))
     with pytest.raises(WireError, match=r"\(2, 3\).*\(1, 4\)"):
         MaskChange.between(ones_at(5, 1, 2), ones_at(5, 1)).apply(ones_at(5, 1))
@@ -340,7 +355,7 @@ def test_counts_that_disagree_are_named() -> None:
     ],
 )
 def test_what_cannot_travel_is_refused(make) -> None:
-    with pytest.raises(ValueError, match=r"must|at most|what can travel|does not fit"):
+    with pytest.raises(ValueError, match=r"expected|does not fit"):
         make()
 
 
@@ -352,7 +367,7 @@ def test_a_message_is_a_mapping() -> None:
     assert len(message) == 3
     assert message.get("b") is None
     assert repr(message) == "Message(a: int, self: str, values: float)"
-    with pytest.raises(KeyError, match=r"no part 'b', only a, self"):
+    with pytest.raises(KeyError, match="no part 'b'; the parts are a, self"):
         message["b"]
     with pytest.raises(TypeError):
         message["a"] = 2
@@ -416,8 +431,8 @@ BROKEN = {  # what is said, and the bytes
     "left over": ("1 bytes are left over", seal(b"SPNA\x01\x00\x00!")),
     "empty name": ("empty", frame((b"", 1, bytes(8)))),
     "same name twice": ("twice", frame((b"a", 1, bytes(8)), (b"a", 1, bytes(8)))),
-    "name not utf-8": ("utf-8", frame((b"\xff", 1, bytes(8)))),
-    "name with surrogate": ("utf-8", frame((b"\xed\xa0\x80", 1, bytes(8)))),
+    "name not utf-8": ("a name or text is not valid UTF-8", frame((b"\xff", 1, bytes(8)))),
+    "name with surrogate": ("a name or text is not valid UTF-8", frame((b"\xed\xa0\x80", 1, bytes(8)))),
     "unknown kind": ("kind 10", frame((b"a", 10, bytes(8)))),
     "quantised to nine bits": ("a level of 9 bits", frame((b"a", 9, struct.pack("<BdI", 9, 1.0, 0)))),
     "quantised cut short": ("are no 9 values of 2 bits", frame((b"a", 9, struct.pack("<BdI", 2, 1.0, 9) + bytes(4)))),
@@ -427,7 +442,7 @@ BROKEN = {  # what is said, and the bytes
     "int is short": ("8 bytes are announced", frame((b"a", 1, bytes(7)))),
     "int is long": ("left over", frame((b"a", 1, bytes(9)))),
     "float is short": ("8 bytes are announced", frame((b"a", 2, bytes(4)))),
-    "text not utf-8": ("utf-8", frame((b"a", 3, b"\xc0\x80"))),
+    "text not utf-8": ("a name or text is not valid UTF-8", frame((b"a", 3, b"\xc0\x80"))),
     "tensor without head": ("announced", frame((b"a", 4, b""))),
     "tensor dtype": ("dtype 6", frame((b"a", 4, bytes([6, 0, 0])))),
     "tensor dimensions": ("9 dimensions", frame((b"a", 4, bytes([4, 9]) + struct.pack("<9I", *[1] * 9) + b"\x00"))),
@@ -439,11 +454,11 @@ BROKEN = {  # what is said, and the bytes
     "values cut": ("3 bytes are no tensor", frame((b"a", 5, bytes([0, 0, 0, 0])))),
     "values empty": ("announced", frame((b"a", 5, b""))),
     "sparse too few": (
-        "1 values do not fit a mask of 2",
+        "values: 1 values do not fit a mask with 2 ones",
         frame((b"a", 6, bytes.fromhex("00 06000000 04000000 00 03 00000000"))),
     ),
     "sparse too many": (
-        "1 values do not fit a mask of 0",
+        "values: 1 values do not fit a mask with 0 ones",
         frame((b"a", 6, bytes.fromhex("00 06000000 04000000 00 00 00000000"))),
     ),
     "sparse mask past the end": (

@@ -71,7 +71,7 @@ def test_too_many_clients_is_an_error(name: str) -> None:
     labels = np.arange(6) % 2
     with pytest.raises(ValueError, match="too few for 7 clients"):
         ALL[name](labels, 7, Rng(0))
-    with pytest.raises(ValueError, match="clients 0"):
+    with pytest.raises(ValueError, match=r"data\.clients: 0 is not allowed; expected an int >= 1"):
         ALL[name](labels, 0, Rng(0))
 
 
@@ -158,9 +158,11 @@ def test_pathological_spares_small_classes() -> None:
     table = label_table(labels, partition.pathological(labels, 10, Rng(0), classes_per_client=2), 3)
     assert ((table > 0).sum(1) == 2).all()
     assert (table[:, 2] > 0).sum() == 3
-    with pytest.raises(ValueError, match="classes_per_client 4 must be between 1 and the 3 classes"):
+    with pytest.raises(ValueError, match=r"data\.classes_per_client: 4 is not allowed; expected an int in \[1, 3\]"):
         partition.pathological(labels, 10, Rng(0), classes_per_client=4)
-    with pytest.raises(ValueError, match="too small for 10 clients with 3 classes each"):
+    with pytest.raises(
+        ValueError, match=r"data\.classes_per_client: the classes are too small for 10 clients with 3 each; set fewer"
+    ):
         partition.pathological(labels, 10, Rng(0), classes_per_client=3)
 
 
@@ -216,13 +218,31 @@ def test_lambda_sizes_are_equal(samples: int, share: float, data: st.DataObject)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda y: partition.lambda_mix(y, 2, Rng(0), noniid=1.5), "noniid 1.5 must be between 0 and 1"),
-        (lambda y: partition.dirichlet(y, 2, Rng(0), alpha=0.0), "alpha 0.0 must be above 0"),
-        (lambda y: partition.dirichlet(y, 2, Rng(0), alpha=float("nan")), "alpha nan"),
-        (lambda y: partition.dirichlet(y, 2, Rng(0), alpha=1.0, min_samples=0), "min_samples 0"),
+        (
+            lambda y: partition.lambda_mix(y, 2, Rng(0), noniid=1.5),
+            r"data\.noniid: 1\.5 is not allowed; expected a float in \[0, " r"1\]",
+        ),
+        (
+            lambda y: partition.dirichlet(y, 2, Rng(0), alpha=0.0),
+            r"data\.alpha: 0\.0 is not allowed; expected a float in \(0, " r"1000000\]",
+        ),
+        (
+            lambda y: partition.dirichlet(y, 2, Rng(0), alpha=float("nan")),
+            r"data\.alpha: nan is not allowed; expected a float in \(0, " r"1000000\]",
+        ),
+        (
+            lambda y: partition.dirichlet(y, 2, Rng(0), alpha=1.0, min_samples=0),
+            r"data\.min_samples: 0 is not allowed; expected an int >= " r"1",
+        ),
         (lambda y: partition.dirichlet(y, 2, Rng(0), alpha=1.0, min_samples=11), "at least 11 each"),
-        (lambda y: partition.shards(y, 2, Rng(0), shards_per_client=0), "shards_per_client 0"),
-        (lambda y: partition.pathological(y, 2, Rng(0), classes_per_client=0), "classes_per_client 0"),
+        (
+            lambda y: partition.shards(y, 2, Rng(0), shards_per_client=0),
+            r"data\.shards_per_client: 0 is not allowed; " r"expected an int >= 1",
+        ),
+        (
+            lambda y: partition.pathological(y, 2, Rng(0), classes_per_client=0),
+            r"data\.classes_per_client: 0 is not allowed; expected an int in \[1, " r"4\]",
+        ),
     ],
 )
 def test_wrong_values_are_named(call: Callable[[np.ndarray], Parts], message: str) -> None:
@@ -238,7 +258,7 @@ def test_natural_is_one_key_each() -> None:
     parts = partition.natural(keys, 3, Rng(0))
     assert [part.tolist() for part in parts] == [[1, 4], [0, 3, 5], [2]]
     assert [p.tolist() for p in partition.natural(keys, 2, Rng(0), min_samples=2)] == [[1, 4], [0, 3, 5]]
-    with pytest.raises(ValueError, match="clients 3 must be between 1 and 2, the number of keys with at least 2"):
+    with pytest.raises(ValueError, match=r"data\.clients: 3 is not allowed; expected an int in \[1, 2\]"):
         partition.natural(keys, 3, Rng(0), min_samples=2)
 
 
@@ -257,7 +277,7 @@ def test_merged_keys_stay_whole_and_sizes_close() -> None:
     assert max(map(len, parts)) - min(map(len, parts)) <= 7
     with pytest.raises(ValueError, match="40 keys are too few for 41 clients"):
         partition.natural(keys, 41, Rng(0), merge=True)
-    with pytest.raises(ValueError, match="under min_samples 3"):
+    with pytest.raises(ValueError, match=r"data\.clients: a client of 2 would have 1 samples; expected at least 3"):
         partition.natural(np.repeat([0, 1], [9, 1]), 2, Rng(0), merge=True, min_samples=3)
 
 
@@ -282,9 +302,9 @@ def test_a_partition_survives_its_file(tmp_path: Path) -> None:
     for one, two in zip(parts, read, strict=True):
         for name in ("train", "validation", "test"):
             assert np.array_equal(getattr(one, name), getattr(two, name))
-    with pytest.raises(ValueError, match="made for source 'here', not 'there'"):
+    with pytest.raises(ValueError, match=r"p\.json: made for source 'here'; expected 'there'"):
         read_partition(tmp_path / "p.json", 10, "there")
-    with pytest.raises(ValueError, match="made for samples 10, not 11"):
+    with pytest.raises(ValueError, match=r"p\.json: made for samples 10; expected 11"):
         read_partition(tmp_path / "p.json", 11, "here")
 
 
@@ -297,28 +317,40 @@ def test_a_file_of_lists_says_who_holds_what(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([], "must be an object"),
-        ({}, "clients must be a list"),
+        ([], r"p\.json: expected an object with clients and perhaps source and samples"),
+        ({}, r"p\.json: clients is not allowed; expected a list of 1 to 1,000,000 clients"),
         ({"clients": []}, "1 to 1,000,000 clients"),
-        ({"clients": [[0], [1]], "extra": 1}, "must be an object with clients"),
+        (
+            {"clients": [[0], [1]], "extra": 1},
+            r"p\.json: expected an object with clients and perhaps source and " r"samples",
+        ),
         ({"clients": [[0], []]}, "client 1 has no samples"),
-        ({"clients": [[0, 0], [1]]}, "sample 0 is used twice"),
-        ({"clients": [[0, 1], [1]]}, "sample 1 is used twice"),
-        ({"clients": [[0], [4]]}, "client 1: must be a list of sample numbers from 0 to 3"),
+        ({"clients": [[0, 0], [1]]}, r"p\.json: sample 0 is listed twice"),
+        ({"clients": [[0, 1], [1]]}, r"p\.json: sample 1 is listed twice"),
+        ({"clients": [[0], [4]]}, r"p\.json, client 1: expected a list of sample numbers in \[0, 3\]"),
         ({"clients": [[0], [-1]]}, "sample numbers"),
         ({"clients": [[0], [True]]}, "sample numbers"),
         ({"clients": [[0], [1.0]]}, "sample numbers"),
         ({"clients": [[0], ["1"]]}, "sample numbers"),
         ({"clients": [[0], [10**30]]}, "sample numbers"),
-        ({"clients": [[0], {"train": [1], "test": [2]}]}, "client 0 must have train, test"),
-        ({"clients": [{"train": [1]}]}, "client 0 must have train, test"),
-        ({"clients": [{"train": [1], "test": [2], "x": [3]}]}, "client 0 must have train, test"),
+        (
+            {"clients": [[0], {"train": [1], "test": [2]}]},
+            r"p\.json: client 0 has other parts; expected train, " r"test and perhaps validation",
+        ),
+        (
+            {"clients": [{"train": [1]}]},
+            r"p\.json: client 0 has other parts; expected train, " r"test and perhaps validation",
+        ),
+        (
+            {"clients": [{"train": [1], "test": [2], "x": [3]}]},
+            r"p\.json: client 0 has other parts; expected train, " r"test and perhaps validation",
+        ),
         ({"clients": [{"train": [], "test": [2]}]}, "at least one train and one test"),
         ({"clients": [{"train": [1], "test": []}]}, "at least one train and one test"),
-        ({"clients": [{"train": [1], "test": [1]}]}, "sample 1 is used twice"),
-        ({"clients": [{"train": [1], "test": [2, 2]}]}, "client 0: sample 2 is used twice"),
-        ({"clients": [{"train": [1], "test": [2]}, {"train": [2], "test": [3]}]}, "sample 2 is used twice"),
-        ({"clients": [{"train": [1], "validation": [1], "test": [2]}]}, "sample 1 is used twice"),
+        ({"clients": [{"train": [1], "test": [1]}]}, r"p\.json: sample 1 is listed twice"),
+        ({"clients": [{"train": [1], "test": [2, 2]}]}, r"p\.json, client 0: sample 2 is listed twice"),
+        ({"clients": [{"train": [1], "test": [2]}, {"train": [2], "test": [3]}]}, r"p\.json: sample 2 is listed twice"),
+        ({"clients": [{"train": [1], "validation": [1], "test": [2]}]}, r"p\.json: sample 1 is listed twice"),
     ],
 )
 def test_wrong_files_are_refused(tmp_path: Path, content: object, message: str) -> None:
@@ -329,7 +361,10 @@ def test_wrong_files_are_refused(tmp_path: Path, content: object, message: str) 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"clients": [[' + "1" * 5000 + "]]}", "\xff"])
 def test_what_is_not_json_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "p.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"p\.json is not JSON"):
+    with pytest.raises(
+        ValueError,
+        match=r"p\.json: not valid JSON: .",
+    ):
         read_partition(tmp_path / "p.json", 4)
 
 
@@ -337,5 +372,5 @@ def test_missing_and_endless_files_are_refused(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(ValueError, match="cannot be read"):
         read_partition(tmp_path / "none.json", 4)
     monkeypatch.setattr(partition, "_MAX_FILE", 10)
-    with pytest.raises(ValueError, match="longer than 10 bytes"):
+    with pytest.raises(ValueError, match=r"p\.json: the file is too large; expected at most 10 bytes"):
         read_partition(write(tmp_path / "p.json", {"clients": [[1]]}), 4)

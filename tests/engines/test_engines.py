@@ -9,12 +9,19 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from small import recipe
+from sparsona.core.arithmetic import arithmetic
+from sparsona.core.wire import Message, Values
+from sparsona.engines.jobs import Job
 from sparsona.engines.local import ClientFailed
-from sparsona.engines.pool import Pool, WorkerDied
+from sparsona.engines.pool import MOST, PoolEngine, WorkerDied, batch_size
+from sparsona.experiment.recipe import tables
+from sparsona.experiment.runner import resume, run
+from sparsona.experiment.setup import prepare
 from sparsona.methods import METHODS
-from sparsona.runner import prepare, run, worker_device
+from tiers import tiered
 
 VOLATILE = {"timing.jsonl", "recipe.toml", "run.json"}  # recipe.toml names the engine, run.json the versions
 
@@ -43,10 +50,14 @@ def reference(tmp_path_factory):
     return made
 
 
+POOLED = ("ditto", "fedspa", "dadpfl", "pfedgate")  # in the short tier: starting workers takes seconds
 FUNCTIONS = {"fedem", "pfedgate"}  # models that are no vectors are not written out
 
 
-@pytest.mark.parametrize(("method", "workers"), [*((m, 2) for m in sorted(METHODS)), ("ditto", 1), ("ditto", 3)])
+@pytest.mark.parametrize(
+    ("method", "workers"),
+    [*tiered(((m, 2) for m in sorted(METHODS)), short=POOLED), pytest.param("ditto", 3, marks=pytest.mark.slow)],
+)
 def test_pool_equals_local_to_the_bit(method, workers, reference, tmp_path):
     run(whole(method, engine="pool", workers=workers), tmp_path / "run")
     got = files(tmp_path / "run")
@@ -86,12 +97,14 @@ def test_dropout_and_batch_norm_are_repeatable_too(tmp_path, monkeypatch):
 SLOW = """
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from sparsona.methods.fedavg import FedAvg
 
 @dataclass(frozen=True, kw_only=True)
 class Broken(FedAvg):
     def local(self, client, inbox, data, ctx):
         if ctx.t == 1:
+            Path(__file__).with_name("asleep").touch()
             time.sleep(60)
         return super().local(client, inbox, data, ctx)
 """
@@ -102,15 +115,20 @@ def test_a_worker_that_dies_is_named_with_its_client(tmp_path, monkeypatch):
     victim: list[int] = []
     use_broken(SLOW, tmp_path, monkeypatch)
 
+    def kill_when_asleep():
+        while not (tmp_path / "asleep").exists():
+            time.sleep(0.05)
+        os.kill(victim[0], signal.SIGKILL)
+
     def strike(step):
         victim[:] = children() - before
-        threading.Timer(1.0, os.kill, (victim[0], signal.SIGKILL)).start()  # by then it sleeps in round 2
+        threading.Thread(target=kill_when_asleep, daemon=True).start()
 
-    r = recipe("broken", rounds=5, engine="pool", workers=1)
+    r = recipe("broken:Broken", rounds=5, engine="pool", workers=1)
     first = run(recipe("fedavg", rounds=2), tmp_path / "same").rounds[1]["participants"][0]
     told = rf"worker 0 was killed by SIGKILL while client {first} ran in round 2 \(local\)"
     with pytest.raises(WorkerDied, match=told):
-        run(r, tmp_path / "run", listen=strike)
+        run(r, tmp_path / "run", on_round=strike)
     assert victim
     assert children() <= before  # nobody is left behind
 
@@ -123,8 +141,8 @@ def test_a_worker_that_dies_idle_is_told_before_its_client(tmp_path):
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.2)
 
-    with pytest.raises(WorkerDied, match=r"was killed by SIGKILL (before|while) client \d (began|ran) in round 2"):
-        run(recipe("fedavg", rounds=5, engine="pool"), tmp_path / "run", listen=strike)
+    with pytest.raises(WorkerDied, match=r"was killed by SIGKILL (before|while) client \d (started|ran) in round 2"):
+        run(recipe("fedavg", rounds=5, engine="pool"), tmp_path / "run", on_round=strike)
 
 
 def children() -> set[int]:
@@ -153,31 +171,11 @@ class Broken(FedAvg):
 """
 
 
-def broken_device(path: str, tables: dict) -> object:
-    """A device whose method fails; a worker builds it from here."""
-    sys.path.insert(0, path)
-    import broken
-
-    METHODS["broken"] = broken.Broken
-    return worker_device(tables, None)
-
-
 def use_broken(code: str, path: Path, monkeypatch) -> None:
-    """Register a method that lives in a file of its own, here and in the workers of any pool."""
+    """Make a method importable that lives in a file of its own, here and in the workers of any pool."""
     (path / "broken.py").write_text(code)
     monkeypatch.syspath_prepend(path)
-    monkeypatch.syspath_prepend(Path(__file__).parent.parent)
     monkeypatch.delitem(sys.modules, "broken", raising=False)
-    import broken
-
-    monkeypatch.setitem(METHODS, "broken", broken.Broken)
-    original = Pool.__init__
-
-    def start(self, workers, build, arguments):
-        given = {"path": str(path), "tables": arguments["recipe"]}
-        original(self, workers, "engines.test_engines:broken_device", given)
-
-    monkeypatch.setattr(Pool, "__init__", start)
 
 
 @pytest.mark.parametrize("engine", ["local", "pool"])
@@ -186,12 +184,12 @@ def test_a_method_that_raises_is_named_with_its_client(engine, tmp_path, monkeyp
     with pytest.raises(
         ClientFailed, match=r"client \d failed in round 2 \(local\): ZeroDivisionError: on purpose$"
     ) as told:
-        run(recipe("broken", engine=engine), tmp_path / "run")
+        run(recipe("broken:Broken", engine=engine), tmp_path / "run")
     assert "in local" in told.value.trace
 
 
 def test_a_worker_that_cannot_start_says_why():
-    pool = Pool(1, "sparsona.runner:worker_device", {"recipe": {}, "data_dir": None})
+    pool = PoolEngine(1, "sparsona.experiment.setup:worker_device", {"recipe": {}, "data_dir": None})
     with pytest.raises(WorkerDied, match=r"worker 0 could not start: RecipeError: method.name is missing"):
         pool.ready()
 
@@ -205,31 +203,118 @@ def test_clients_that_diverge_are_left_out_and_named(tmp_path):
     assert done.summary["before"]["loss"] > 0  # the shared model is still the initial one, without a NaN
 
 
-@pytest.mark.parametrize(("method", "how"), [("local", {"lr": 1e30}), ("ditto", {"pull": 1e30, "personal_epochs": 3})])
+@pytest.mark.parametrize(("method", "how"), [("local", {"lr": 1e30}), ("ditto", {"mu": 1e30, "personal_epochs": 3})])
 def test_personal_models_that_diverge_are_left_out_too(method, how, tmp_path):
     done = run(recipe(method, method=how), tmp_path / "run")
     assert all(row["left_out"] == row["participants"] for row in done.rounds)
     assert not list((tmp_path / "run" / "state").glob("client-*"))  # nobody keeps a broken model
 
 
-def test_results_come_in_the_order_of_jobs_with_bounded_look_ahead():
-    from sparsona.config import tables
-    from sparsona.engines.device import Job
-
+@pytest.fixture(scope="module")
+def pool():
+    """Two workers and a device for jobs made by hand."""
     r = recipe("local")
-    pool = Pool(2, "sparsona.runner:worker_device", {"recipe": tables(r), "data_dir": None})
-    pool.ready()
-    device, _ = prepare(r)
-    drawn = []
+    engine = PoolEngine(2, "sparsona.experiment.setup:worker_device", {"recipe": tables(r), "data_dir": None})
+    engine.ready()
+    yield engine, prepare(r)[0]
+    engine.close()
 
-    def jobs():
-        for i in range(60):
-            drawn.append(i)
-            yield Job("local", 0, i % 6, None, {"server": device.method.down(None, 0, device.ctx(0))})
 
-    got = []
-    for result in pool.map(jobs()):
-        got.append(result.k)
-        assert len(drawn) - len(got) <= 17
-    pool.close()
-    assert got == [i % 6 for i in range(60)]
+def looked_ahead(engine, jobs) -> tuple[list[int], int]:
+    """The clients of the results in order, and how many jobs were drawn ahead of the results at most."""
+    drawn: list[int] = []
+    given: list[int] = []
+    most = 0
+    for result in engine.map(drawn.append(job.k) or job for job in jobs):
+        given.append(result.k)
+        most = max(most, len(drawn) - len(given))
+    assert given == drawn
+    return given, most
+
+
+def test_results_come_in_the_order_of_jobs_with_bounded_look_ahead(pool):
+    engine, device = pool
+    inbox = {"server": device.method.down(None, 0, device.ctx(0))}
+    given, most = looked_ahead(engine, (Job("evaluate", 0, i % 6, None, inbox) for i in range(600)))
+    assert given == [i % 6 for i in range(600)]
+    assert MOST < most <= 2 * 3 * MOST + MOST  # in batches, and no more than three of them for each worker
+
+
+def test_jobs_that_carry_much_go_singly(pool):
+    engine = pool[0]
+    inbox = [{"server": Message(theta=Values(torch.zeros(2_000_000)))} for _ in range(4)]
+    given, most = looked_ahead(engine, (Job("evaluate", 0, i % 6, None, inbox[i % 4]) for i in range(60)))
+    assert len(given) == 60
+    assert most <= 17
+
+
+@pytest.mark.parametrize(
+    ("jobs", "seconds", "nbytes", "then"),
+    [
+        (1, 0.0001, 10, 2),  # small ones: twice as many as before,
+        (16, 0.0016, 160, MOST),  # up to a bound
+        (4, 0.004, 0, 8),
+        (8, 0.016, 0, 4),  # 2 ms each
+        (8, 8.0, 0, 1),
+        (2, 0.0, 8 << 20, 1),  # 4 MiB each
+        (1, 0.0, 0, 2),
+    ],
+)
+def test_a_batch_is_as_large_as_its_jobs_are_small(jobs, seconds, nbytes, then):
+    assert batch_size(jobs, seconds, nbytes, within=0.008) == then
+
+
+def test_what_fails_in_the_middle_of_a_batch_is_named(pool):
+    engine, device = pool
+    inbox = {"server": device.method.down(None, 0, device.ctx(0))}
+    wrong = {"server": Message(theta=Values(torch.zeros(3)))}
+    jobs = (Job("shared" if i == 150 else "evaluate", i, i % 6, None, wrong if i == 150 else inbox) for i in range(300))
+    with pytest.raises(
+        ClientFailed, match=r"client 0 failed in round 151 \(shared\): RuntimeError: shape '\[-1, 4810\]'"
+    ):
+        list(engine.map(jobs))
+    assert len(list(engine.map(Job("evaluate", 0, k, None, inbox) for k in range(6)))) == 6  # it is as good as before
+
+
+def test_messages_of_a_batch_arrive_as_they_were(pool):
+    """Alike or not, in this batch or the last one: each client gets its own."""
+    engine, device = pool
+    dim = device.task.layout.dim
+    thetas = [torch.full((dim,), i / 8) for i in range(5)]
+    messages = [Message(theta=Values(theta)) for theta in thetas]
+    order = [int(i) for i in torch.randint(0, 5, (400,), generator=torch.Generator().manual_seed(1))]
+    jobs = [Job("shared", 0, place % 6, None, {"server": messages[i]}) for place, i in enumerate(order)]
+    with arithmetic():
+        due = [device.handle(job).score for job in jobs]
+    assert [result.score for result in engine.map(jobs)] == due
+    assert len(set(map(str, due))) > 10
+
+
+DEADLY = """
+import os, signal
+from dataclasses import dataclass
+from pathlib import Path
+from sparsona.methods.ditto import Ditto
+
+@dataclass(frozen=True, kw_only=True)
+class Broken(Ditto):
+    def personal(self, client, inbox, data, ctx):
+        kind, _, t, k = (*ctx.rng.key[1:2], *ctx.rng.key[-3:])
+        if kind == "personal" and (t, k) == (2, 33) and Path(__file__).with_name("poison").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().personal(client, inbox, data, ctx)
+"""
+
+
+def test_killed_in_the_middle_of_a_batch_and_resumed_to_the_bit(tmp_path, monkeypatch):
+    """Only the client that the worker was at is named, out of all that it was given."""
+    use_broken(DEADLY, tmp_path, monkeypatch)
+    many = {"data": {"clients": 60, "partition": "iid", "sample_share": 1.0}, "fleet": {"per_round": 20}}
+    r = recipe("broken:Broken", rounds=4, engine="pool", **many)
+    run(r, tmp_path / "whole")
+    (tmp_path / "poison").touch()
+    with pytest.raises(WorkerDied, match=r"was killed by SIGKILL while client 33 ran in round 3 \(evaluate\)"):
+        run(r, tmp_path / "run")
+    (tmp_path / "poison").unlink()
+    resume(tmp_path / "run")
+    assert files(tmp_path / "run", {"timing.jsonl"}) == files(tmp_path / "whole", {"timing.jsonl"})

@@ -8,10 +8,10 @@ import pytest
 
 from engines.test_engines import files
 from small import recipe
-from sparsona.config import RecipeError, check, tables
 from sparsona.engines.pool import WorkerDied
+from sparsona.experiment.recipe import RecipeError, check, tables
+from sparsona.experiment.runner import resume, run
 from sparsona.methods import METHODS
-from sparsona.runner import resume, run
 
 there = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'sparsona[ray]'"
@@ -24,9 +24,9 @@ def fetched(monkeypatch):
     """Whose bytes came to the engine by themselves, as if all were large."""
     from sparsona.engines import ray as engine
 
-    fetch, whose = engine._Held.fetch, []
+    fetch, whose = engine._RayBlob.fetch, []
     monkeypatch.setattr(engine, "_SMALL", 0)
-    monkeypatch.setattr(engine._Held, "fetch", lambda held: whose.append(held.k) or fetch(held))
+    monkeypatch.setattr(engine._RayBlob, "fetch", lambda held: whose.append(held.k) or fetch(held))
     return whose
 
 
@@ -46,7 +46,10 @@ def test_ray_equals_local_to_the_bit(tmp_path):
     try:
         for method in ("ditto", "fedspa", "dadpfl"):
             equal_on_ray(method, tmp_path)
-        with pytest.raises(ValueError, match=r"engine.workers = 3: the Ray cluster has 2 processors"):
+        with pytest.raises(
+            ValueError,
+            match=r"engine.workers: 3 is not allowed; expected an int <= 2, the processors of the Ray cluster",
+        ):
             run(recipe("ditto", engine="ray", workers=3))
     finally:
         ray.shutdown()
@@ -88,11 +91,11 @@ def test_a_cluster_of_two_machines_and_one_that_is_lost(tmp_path, fetched):
 
     try:
         with pytest.raises(WorkerDied, match=r"died while client \d ran in round 4|is lost with the machine it was on"):
-            run(r, tmp_path / "ray", listen=listen)
+            run(r, tmp_path / "ray", on_round=listen)
         assert seen == [(1, 0), (2, 12), (3, 12)]  # six values and six messages, for the checkpoint alone
         machines.append(cluster.add_node(num_cpus=1))
         seen.clear()
-        resume(tmp_path / "ray", listen=lambda step: seen.append(step.round))
+        resume(tmp_path / "ray", on_round=lambda step: seen.append(step.round))
         assert seen == [3, 4]
         assert files(tmp_path / "ray") == files(tmp_path / "local")
     finally:
@@ -107,16 +110,18 @@ def test_an_address_where_no_cluster_is_is_told_at_once():
         s.bind(("127.0.0.1", 0))  # and nobody listens
         address = f"127.0.0.1:{s.getsockname()[1]}"
         for wrong, told in (
-            ("somewhere", "must be host:port"),
-            (address, "nobody listens there .*; it must be host:port"),
+            ("somewhere", "expected host:port"),
+            (address, "cannot be reached .*; expected host:port"),
         ):
             more = {"engine": {"name": "ray", "workers": 2, "address": wrong}}
-            with pytest.raises(ValueError, match=rf"engine.address = '{re.escape(wrong)}': {told}"):
+            with pytest.raises(ValueError, match=rf'engine.address: "{re.escape(wrong)}" .*{told}'):
                 run(check(tables(recipe()) | more))
 
 
 def test_without_ray_it_says_what_to_install(tmp_path, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "ray" else find(name, *rest))
-    with pytest.raises(RecipeError, match=r"Ray is not installed: pip install 'sparsona\[ray\]'"):
+    with pytest.raises(
+        RecipeError, match=r"""engine\.name: "ray" needs Ray, which is not installed: pip install 'sparsona\[ray\]'"""
+    ):
         run(recipe(engine="ray"), tmp_path / "run")

@@ -70,7 +70,7 @@ def test_one_run_one_process(tmp_path):
     code = "import sys, pathlib, sparsona.engines.store as s; s.Store(pathlib.Path(sys.argv[1]))"
     command = [sys.executable, "-c", code, str(tmp_path / "s.sqlite")]
     other = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert "another process is at work on this run" in other.stderr
+    assert "another process is using this run" in other.stderr
     store.close()
 
 
@@ -239,3 +239,17 @@ def test_a_message_that_a_crash_may_go_back_to_is_not_overwritten(tmp_path, monk
     store.put_mail(0, 0, b"begun anew", 1)
     store.close()  # as if killed
     assert here(Store(tmp_path / "state.sqlite").mail(0, 1)[0]) == b"as it was"
+
+
+def test_only_new_scores_are_written_and_a_round_rolled_back_takes_its_own_along(tmp_path):
+    store = Store(tmp_path / "s.sqlite")
+    store.begin_round()
+    store.put_scores({7: "[1,2,0.5]", 3: "[0,2,NaN]"})
+    store.end_round(Checkpoint(1, b"", {}))
+    store.commit()
+    store.begin_round()
+    store.put_scores({3: "[2,2,0.25]"})
+    assert store.scores() == {3: "[2,2,0.25]", 7: "[1,2,0.5]"}
+    store.back()
+    assert list(store.scores().items()) == [(3, "[0,2,NaN]"), (7, "[1,2,0.5]")]
+    store.close()

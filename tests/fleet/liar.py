@@ -4,14 +4,14 @@ import torch
 
 from sparsona.__main__ import main
 from sparsona.core.wire import Message, Values, encode
-from sparsona.engines.parcels import pack, unpack
-from sparsona.engines.station import Station
+from sparsona.fleet.client_runtime import ClientRuntime
+from sparsona.fleet.envelope import pack, unpack
 
-honest = Station.answer
+honest = ClientRuntime.answer
 LIES = {1: "NaN", 3: "shape", 5: "old version", 7: "garbage"}  # by round, so that one that is done again is no other
 
 
-def answer(self: Station, data: bytes) -> bytes:
+def answer(self: ClientRuntime, data: bytes) -> bytes:
     said = honest(self, data)
     head, blobs = unpack(said)
     match LIES.get(head.get("t", 0)) if head.get("kind") == "local" else None:
@@ -26,5 +26,5 @@ def answer(self: Station, data: bytes) -> bytes:
     return said
 
 
-Station.answer = answer  # type: ignore[method-assign]
+ClientRuntime.answer = answer  # type: ignore[method-assign]
 main()

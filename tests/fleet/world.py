@@ -12,19 +12,19 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 import sparsona
-from sparsona.config import Recipe, tables
-from sparsona.engines.flower import GridPost, client_app
-from sparsona.engines.station import Station
+from sparsona.experiment.recipe import Recipe, tables
+from sparsona.experiment.results import Run
+from sparsona.fleet.client_runtime import ClientRuntime
+from sparsona.fleet.coordinator import run_order
 from sparsona.fleet.data import NodeData
-from sparsona.fleet.serve import serve
-from sparsona.results import Run
+from sparsona.fleet.flower import GridTransport, client_app
 
 Lie = Callable[[int, bytes, bytes], bytes | None]  # client, what came, the answer: what is sent instead
 
 
 @dataclass
 class World:
-    """Stations, and a Grid that carries messages to them at once."""
+    """Client runtimes, and a Grid that carries messages to them at once."""
 
     folder: Path
     clients: int
@@ -34,8 +34,8 @@ class World:
     keyed: bool = True
 
     def __post_init__(self) -> None:
-        self.stations = [
-            Station(k, self.folder / f"node-{k}", self.data.builder(), sparsona.__version__)
+        self.runtimes = [
+            ClientRuntime(k, self.folder / f"node-{k}", self.data.builder(), sparsona.__version__)
             for k in range(self.clients)
         ]
         self.app = client_app(self._ask)
@@ -44,7 +44,7 @@ class World:
 
     def _ask(self, data: bytes, context: Context) -> bytes:
         k = int(context.node_config["client"])
-        answer = self.lie(k, data, self.stations[k].answer(data))
+        answer = self.lie(k, data, self.runtimes[k].answer(data))
         if answer is None:
             raise TimeoutError
         return answer
@@ -74,11 +74,11 @@ class World:
 
     def order(self, recipe: Recipe, out: Path, **more: Any) -> dict[str, Any]:
         keys = {f"key {k}": k for k in range(self.clients)} if self.keyed else None
-        order = {"recipe": tables(recipe), "folder": str(out), "keys": keys, "wait": 5, "most": 1 << 30}
+        order = {"recipe": tables(recipe), "folder": str(out), "keys": keys, "wait": 5, "max_bytes": 1 << 30}
         return json.loads(json.dumps(order | more))
 
     def run(self, recipe: Recipe, out: Path, **more: Any) -> Run:
-        return serve(GridPost(self), self.order(recipe, out, **more), self.folder)
+        return run_order(GridTransport(self), self.order(recipe, out, **more), self.folder)
 
     def values(self, out: Path) -> dict[str, bytes]:
         """What the devices keep of the versions that count, named as in a run's folder."""

@@ -16,12 +16,13 @@ from sparsona.core.task import Task
 from sparsona.core.topology import cohort
 from sparsona.core.training import Ctx
 from sparsona.core.wire import MaskChange, Message, Sparse, Values, WireError, mask_nbytes
-from sparsona.engines.local import Local
+from sparsona.engines.local import LocalEngine
 from sparsona.engines.rounds import star
 from sparsona.engines.store import Store
 from sparsona.engines.values import loads, types_of
+from sparsona.experiment.runner import run
+from sparsona.experiment.setup import prepare
 from sparsona.methods.feddst import FedDST, Server
-from sparsona.runner import prepare, run
 
 LN3 = math.log(3)
 
@@ -106,7 +107,7 @@ def rounds_of(r, store=None):
     out = [server]
     for t in range(r.rounds):
         chosen = cohort(6, 3, Rng(7, "cohort", t))
-        server, done = star(r.method, Local(device), store, server, t, chosen, device.ctx(t, "merge", t), ())
+        server, done = star(r.method, LocalEngine(device), store, server, t, chosen, device.ctx(t, "merge", t), ())
         assert done.left_out == {}
         out.append(server)
     return out, device
@@ -160,7 +161,7 @@ def test_bytes_and_operations_of_two_rounds():
         # 0.15 of 1,728 weights, rounded up, are dropped, and some come back; ERK leaves the head dense, and so it stays
         assert 200 < int(change.dropped.count_nonzero()) == int(change.grown.count_nonzero()) <= 260
         want += up + (1 + 4 + 5 + 4 + mask_nbytes(change.dropped) + mask_nbytes(change.grown))
-    total = run(r)["total"]
+    total = run(r).summary["total"]
     assert total["down"] == 3 * down(first.mask) + 3 * down(then.mask)
     assert total["up"] == 3 * up + want
     assert total["paper_down"] == total["paper_up"] == 6 * 4 * 2442
@@ -168,7 +169,7 @@ def test_bytes_and_operations_of_two_rounds():
     trained = 3 * layout.flops(first.mask) * sum(map(sum, sizes))
     searched = 3 * layout.flops() * sum(min(16, n) for n in sizes[1])  # one dense batch each
     assert total["flops"] == trained + searched
-    random = run(recipe("feddst", rounds=2, method={"interval": 2, "recovery": "random"}))["total"]
+    random = run(recipe("feddst", rounds=2, method={"interval": 2, "recovery": "random"})).summary["total"]
     assert random["flops"] == trained
 
 
@@ -207,6 +208,6 @@ def test_a_density_too_low_for_the_model_is_refused():
     device, _ = prepare(recipe("feddst"))
     with pytest.raises(
         ValueError,
-        match=r"density: 0\.0001 leaves hidden\.0\.weight without any weight; about 0.000577 or more is needed",
+        match=r"density: 0\.0001 leaves hidden\.0\.weight without any weight; expected about 0\.000577 or more",
     ):
         FedDST(density=0.0001).start(6, device.ctx(0))

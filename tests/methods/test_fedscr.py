@@ -7,18 +7,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from methods.test_fedpse import layers, six_weights, traffic
+from methods.fedpse.test_fedpse import layers, six_weights, traffic
 from small import recipe
 from sparsona.core.layout import Layout, Slot
-from sparsona.core.structures import calibrated, scores, spread
 from sparsona.core.wire import Bits, Message, Values
-from sparsona.engines.local import Local
+from sparsona.engines.local import LocalEngine
 from sparsona.engines.rounds import star
 from sparsona.engines.store import Store
 from sparsona.engines.values import loads, types_of
+from sparsona.experiment.runner import run
+from sparsona.experiment.setup import prepare
 from sparsona.methods.fedavg import FedAvg
-from sparsona.methods.fedscr import FedSCR
-from sparsona.runner import prepare, run
+from sparsona.methods.fedscr import FedSCR, calibrated, scores, spread
 
 MATRIX = Layout((Slot("w", (2, 3), "weight", "", 0, 1),))
 CONV = Layout((Slot("w", (2, 3, 1, 2), "weight", "", 0, 1), Slot("b", (2,), "bias", "", 12, 1)))
@@ -123,7 +123,9 @@ def test_sparsity_zero_is_fedavg_on_updates_as_fedpse_is(tmp_path):
         device, fleet = prepare(recipe(name, method={"sparsity": 0.0}, fleet={"per_round": 6}))
         method, store, server = device.method, Store(), device.method.start(6, device.ctx(0, "start"))
         for t in range(3):
-            server, _ = star(method, Local(device), store, server, t, list(range(6)), device.ctx(t, "merge", t), ())
+            server, _ = star(
+                method, LocalEngine(device), store, server, t, list(range(6)), device.ctx(t, "merge", t), ()
+            )
         client = loads(store.client(4), types_of(method))
         inbox = {"server": method.down(server, 4, device.ctx(3))}
         models.append(method.personal(client, inbox, fleet.local(4), device.ctx(3)))
@@ -142,4 +144,4 @@ def test_bytes_of_convnet2_at_nine_tenths():
 def test_it_learns(tmp_path):
     r = recipe("fedscr", rounds=15, data={"sample_share": 1.0}, fleet={"per_round": 6}, method={"epochs": 2})
     done = run(r)
-    assert done["before"]["accuracy"] > 0.85
+    assert done.summary["before"]["accuracy"] > 0.85

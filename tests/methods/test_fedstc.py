@@ -6,19 +6,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from methods.test_fedpse import Meddler, bits, layers, six_weights, traffic
+from methods.fedpse.test_fedpse import Meddler, bits, layers, six_weights, traffic
 from small import recipe
-from sparsona.core.quantise import of_ternary, ternary
 from sparsona.core.rng import Rng
 from sparsona.core.topology import cohort
 from sparsona.core.wire import Bits, Message, Quantised, Values, encode
-from sparsona.engines.local import Local
+from sparsona.engines.local import LocalEngine
 from sparsona.engines.rounds import star
 from sparsona.engines.store import Store
 from sparsona.engines.values import loads, types_of
+from sparsona.experiment.runner import run
+from sparsona.experiment.setup import prepare
 from sparsona.methods.fedavg import FedAvg
-from sparsona.methods.fedstc import FedSTC
-from sparsona.runner import prepare, run
+from sparsona.methods.fedstc import FedSTC, of_ternary, ternary
 
 
 def test_ternary_by_hand():
@@ -111,7 +111,7 @@ def test_all_devices_have_the_servers_model_to_the_bit(name):
             got = method.personal(client, {"server": message}, fleet.local(k), device.ctx(t))
             assert torch.equal(got, server.theta)
         chosen = cohort(6, 3, Rng(7, "cohort", t))
-        server, _ = star(method, Local(device), store, server, t, chosen, device.ctx(t, "merge", t), ())
+        server, _ = star(method, LocalEngine(device), store, server, t, chosen, device.ctx(t, "merge", t), ())
     assert len(kinds) == 3  # nothing, the news, weights
 
 
@@ -153,7 +153,7 @@ def test_a_message_to_the_byte():
 
 
 def test_what_it_costs_on_digits():
-    total = run(recipe("fedstc", rounds=2, fleet={"per_round": 6}))["total"]
+    total = run(recipe("fedstc", rounds=2, fleet={"per_round": 6})).summary["total"]
     each = 8 + math.ceil((410 + 6 + 64 + 1) / 8) + 4 * 4  # 4,096, 64, 640 and 10 entries
     assert total["paper_up"] <= 2 * 6 * each  # tensors with fewer entries than that other than zero send fewer
     assert total["paper_up"] >= 2 * 6 * (each - 8)
@@ -189,7 +189,7 @@ def test_an_answer_that_does_not_fit_leaves_its_client_out(name, meddle, why):
     method, ctx = device.method, device.ctx(0, "merge", 0)
     server, store = method.start(6, ctx), Store()
     bad, done = star(method, Meddler(device, meddle), store, server, 0, [0, 3, 5], ctx, ())
-    good, _ = star(method, Local(device), Store(), server, 0, [0, 5], ctx, ())
+    good, _ = star(method, LocalEngine(device), Store(), server, 0, [0, 5], ctx, ())
     assert list(done.left_out) == [3]
     assert why in done.left_out[3]
     assert torch.equal(bad.theta, good.theta)

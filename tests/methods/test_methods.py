@@ -9,12 +9,13 @@ from sparsona.core.topology import cohort
 from sparsona.core.training import train
 from sparsona.core.wire import Message, Values
 from sparsona.engines.values import loads, types_of
+from sparsona.experiment.runner import run
+from sparsona.experiment.setup import prepare
 from sparsona.methods import METHODS
 from sparsona.methods.ditto import Client as DittoClient
 from sparsona.methods.ditto import Ditto
 from sparsona.methods.fedavg import FedAvg
 from sparsona.methods.fedprox import FedProx
-from sparsona.runner import prepare, run
 
 SAME = ("rounds.jsonl", "clients.jsonl")
 
@@ -57,7 +58,7 @@ def test_fedprox_stays_nearer_to_what_it_received():
 
 
 def test_ditto_without_pull_is_local_training(tmp_path):
-    r = {"method": {"epochs": 1, "personal_epochs": 3, "pull": 0.0}}
+    r = {"method": {"epochs": 1, "personal_epochs": 3, "mu": 0.0}}
     run(recipe("ditto", **r), tmp_path / "ditto")
     run(recipe("local", method={"epochs": 3}), tmp_path / "local")
     ditto, local = (list((tmp_path / n / "state").glob("client-*")) for n in ("ditto", "local"))
@@ -71,7 +72,7 @@ def test_ditto_shares_the_fedavg_branch(tmp_path):
     """Its shared model is FedAvg's with the same key and epochs, whatever the personal branch does."""
     device, fleet = prepare(recipe("ditto", method={"epochs": 2}))
     ctx = device.ctx(0, "local", 0, 0)
-    method = Ditto(epochs=2, personal_epochs=1, pull=0.7)
+    method = Ditto(epochs=2, personal_epochs=1, mu=0.7)
     _, message, model = method.local(
         DittoClient(None), {"server": Message(theta=Values(device.theta0))}, fleet.local(0), ctx
     )
@@ -87,17 +88,17 @@ def test_tuning_is_dropped_after_use(tmp_path):
     run(recipe("fedavg_ft"), tmp_path / "b")
     server = "state/server.safetensors"
     assert results(tmp_path / "a", [server]) == results(tmp_path / "b", [server])
-    assert [p.name for p in (tmp_path / "b" / "state").iterdir()] == ["server.safetensors"]
+    assert [p.name for p in (tmp_path / "b" / "state").glob("*.safetensors")] == ["server.safetensors"]
     assert results(tmp_path / "a") != results(tmp_path / "b")
 
 
 def test_tuning_costs_no_training_operations(tmp_path):
     a, b = run(recipe("fedavg")), run(recipe("fedavg_ft"))
-    assert a["total"] == b["total"]
+    assert a.summary["total"] == b.summary["total"]
 
 
 def test_local_sends_only_empty_messages():
-    total = run(recipe("local"))["total"]
+    total = run(recipe("local")).summary["total"]
     assert total["paper_up"] == total["paper_down"] == 0
     assert total["up"] == total["down"] == 3 * 3 * Message().nbytes
 
@@ -117,7 +118,7 @@ def test_costs_to_the_byte_and_to_the_operation(name, passes, down, up):
     """A dense message of 4,810 values is 7 + 1 + 5 + 5 + 1 + 19,240 + 4 bytes, the number of samples 21 more."""
     r = recipe(name)
     _, fleet = prepare(r)
-    total = run(r)["total"]
+    total = run(r).summary["total"]
     rounds, chosen = 3, 3
     assert total["down"] == rounds * chosen * down
     assert total["up"] == rounds * chosen * up

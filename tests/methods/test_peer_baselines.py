@@ -11,21 +11,25 @@ from torch import nn
 
 from small import recipe
 from sparsona.core.aggregate import mean, weighted_mean
+from sparsona.core.descent import descend
+from sparsona.core.model import as_model
+from sparsona.core.optimiser import SGD
 from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData, Samples
-from sparsona.core.task import Task, sgd
+from sparsona.core.task import Task
 from sparsona.core.training import Ctx, train
 from sparsona.core.wire import Message, Values, decode, encode
-from sparsona.engines.local import Local
+from sparsona.engines.local import LocalEngine
 from sparsona.engines.rounds import peers
 from sparsona.engines.store import Store
 from sparsona.engines.values import loads, types_of
+from sparsona.experiment.runner import run
+from sparsona.experiment.setup import prepare
 from sparsona.methods.dfedavgm import Client as Moved
 from sparsona.methods.dfedavgm import DFedAvgM
 from sparsona.methods.dfedsam import DFedSAM
 from sparsona.methods.gossipfl import Client as Gossiper
 from sparsona.methods.gossipfl import GossipFL
-from sparsona.runner import prepare, run
 
 LN3 = math.log(3)
 
@@ -130,7 +134,7 @@ def test_bytes_of_gossip():
     """Six clients in groups of three: each reads two. At first there is nothing to say: header and checksum alone."""
     r = recipe("gossipfl", rounds=2, topology={"name": "groups", "neighbours": 2, "max_wait": 0})
     device, _ = prepare(r)
-    total = run(r)["total"]
+    total = run(r).summary["total"]
     sent = int(r.method.selected(1, device.ctx(1)).sum())
     assert total["paper_down"] == total["paper_up"] == 6 * 2 * 4 * sent
     # parts "theta" (dtype, values) and "round" (8 bytes), each with a frame of 1 + 5 + 5
@@ -193,12 +197,12 @@ def test_on_a_full_graph_models_move_by_the_mean_of_updates(tmp_path):
     for client, start in zip(states(tmp_path / "run", r.method), starts, strict=True):
         assert torch.equal(client.start, start)
         assert torch.allclose(client.start, starts[0], atol=1e-6)  # everybody hears the same
-    right = [device.score(m, k) for k, m in enumerate(models)]
+    right = [device.score(as_model(device.task, m), k) for k, m in enumerate(models)]
     assert done.rounds[-1]["after"]["accuracy"] == pytest.approx(sum(s.correct / s.samples for s in right) / 6)
 
 
 def test_bytes_of_updates():
-    total = run(recipe("dfedavgm", rounds=2))["total"]
+    total = run(recipe("dfedavgm", rounds=2)).summary["total"]
     assert total["paper_down"] == total["paper_up"] == sent_twice("dfedavgm") * 2 * 4810
     update = 7 + (1 + 6 + 5 + 1 + 2 * 4810) + (1 + 7 + 5 + 8) + (1 + 5 + 5 + 8) + 4  # values, samples, round
     assert total["down"] == total["up"] == (24 - sent_twice("dfedavgm")) * 11 + sent_twice("dfedavgm") * update
@@ -279,6 +283,10 @@ def sharpness_aware(model, batches, rho, gates, **options):
         optimiser.step()
 
 
+def sgd(task, theta, batches, *, mask=None, move=None, pull=None, sam=0.0, **how):
+    return descend(task, theta, batches, SGD(**how), mask=mask, move=move, pull=pull, sam=sam)[0]
+
+
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "weight_decay": 0.05}])
 @pytest.mark.parametrize("norm", [False, True])
 def test_sam_equals_its_usual_implementation(options, norm):
@@ -309,7 +317,7 @@ def test_sam_costs_twice():
     once = task.flops
     sgd(task, theta0, batches, lr=0.1, sam=0.1)
     assert task.flops == 3 * once
-    sharp, flat = run(recipe("dfedsam"))["total"], run(recipe("dfedsam", method={"rho": 0.0}))["total"]
+    sharp, flat = run(recipe("dfedsam")).summary["total"], run(recipe("dfedsam", method={"rho": 0.0})).summary["total"]
     assert sharp["flops"] == 2 * flat["flops"]
 
 
@@ -324,7 +332,7 @@ def test_without_rho_it_is_decentralised_fedavg_to_the_bit():
     trained: set[int] = set()
     for t in range(3):
         plan = r.topology.plan(6, t, 3, Rng(t))
-        peers(Local(device), store, t, plan, {}, 6, ())
+        peers(LocalEngine(device), store, t, plan, {}, 6, ())
         old, before = list(models), set(trained)
         for wave in plan.waves():
             for k in wave:
@@ -351,7 +359,7 @@ def test_on_a_full_graph_without_rho_it_is_fedavg(tmp_path):
 
 
 def test_bytes_of_models():
-    total, heard = run(recipe("dfedsam", rounds=2))["total"], sent_twice("dfedsam")
+    total, heard = run(recipe("dfedsam", rounds=2)).summary["total"], sent_twice("dfedsam")
     assert total["paper_down"] == total["paper_up"] == heard * 4 * 4810
     model = 7 + (1 + 5 + 5 + 1 + 4 * 4810) + (1 + 7 + 5 + 8) + 4
     assert total["down"] == total["up"] == (24 - heard) * 11 + heard * model

@@ -7,16 +7,17 @@ import pytest
 import torch
 
 from small import recipe
-from sparsona.checks.measure import layout_of
-from sparsona.config import RecipeError
 from sparsona.core.layout import Layout, Slot
-from sparsona.core.portable import plain
+from sparsona.core.model import plain
 from sparsona.core.training import train
 from sparsona.core.wire import Bits, Message, Values, WireError
 from sparsona.engines.values import dumps, loads, types_of
+from sparsona.experiment.recipe import RecipeError
+from sparsona.experiment.runner import run
+from sparsona.experiment.setup import prepare
 from sparsona.methods.fedavg import FedAvg
 from sparsona.methods.fedem import Client as Mixture
-from sparsona.methods.fedem import FedEM, mixed
+from sparsona.methods.fedem import FedEM, MixtureModel
 from sparsona.methods.fedmask import Client as Scored
 from sparsona.methods.fedmask import FedMask
 from sparsona.methods.fedrep import FedRep
@@ -24,7 +25,7 @@ from sparsona.methods.heterofl import HeteroFL, leading
 from sparsona.methods.lgfedavg import LGFedAvg
 from sparsona.methods.perfedavg import PerFedAvg
 from sparsona.methods.pfedme import Client, PFedMe
-from sparsona.runner import prepare, run
+from sparsona.papers.sizes import layout_of
 
 
 def scene(name="fedavg", **fields):
@@ -53,7 +54,7 @@ KEEPERS = {
     "fedprox": {"mu": 0.0},
     "local": {},
     "lgfedavg": {"share": "head"},
-    "ditto": {"pull": 0.0},
+    "ditto": {"mu": 0.0},
     "heterofl": {"keep": 1.0},
     "fedem": {"models": 1},
     "fedrep": {"head_lr": 0.1},
@@ -150,7 +151,9 @@ def test_lgfedavg_sends_what_is_shared():
     assert torch.equal(client.own, theta[~head])
     merged = method.merge(server, [(0, method.read(server, 0, message, ctx))], ctx)
     assert torch.equal(merged.theta[~head], device.theta0[~head])
-    with pytest.raises(ValueError, match='share = "linear": with this model that is everything'):
+    with pytest.raises(
+        ValueError, match='share: "linear" selects all or none of this model; expected a part of its layers'
+    ):
         LGFedAvg().start(6, ctx)
 
 
@@ -162,22 +165,22 @@ def test_lgfedavg_warms_up_as_fedavg():
     _, want, _ = FedAvg().local(None, inbox, data, ctx)
     assert torch.equal(message["theta"].values, want["theta"].values)
     assert client.own is None
-    assert run(recipe("lgfedavg", rounds=3, method={"warmup": 1}))["before"]["loss"] < 3
+    assert run(recipe("lgfedavg", rounds=3, method={"warmup": 1})).summary["before"]["loss"] < 3
 
 
 def test_pfedme_without_pull_trains_alone():
     device, data, ctx, inbox = scene()
-    own, _, _ = PFedMe(pull=0.0).local(Client(None), inbox, data, ctx)
+    own, _, _ = PFedMe(mu=0.0).local(Client(None), inbox, data, ctx)
     assert torch.equal(own.theta, train(FedAvg(), device.theta0, data.train, ctx))
 
 
 def test_pfedme_by_hand():
     """One batch, one inner step: theta = w - lr_p g, for w does not pull itself; then w moves by eta lambda of it."""
     device, data, ctx, inbox = scene()
-    method = PFedMe(variant="original", pull=2.0, inner_steps=1, inner_lr=0.5, lr=0.1, batch=10_000)
+    method = PFedMe(variant="original", mu=2.0, inner_steps=1, inner_lr=0.5, lr=0.1, batch=10_000)
     _, message, own = method.local(Client(None), inbox, data, ctx)
     (batch,) = data.train.epochs(ctx.rng("train"), 1, 10_000)
-    theta = device.theta0 - 0.5 * device.task.grad(device.theta0, batch)
+    theta = device.theta0 - 0.5 * device.task.gradient_at(device.theta0, batch)
     assert torch.allclose(own, theta, atol=1e-6)
     want = device.theta0 - 0.1 * 2.0 * (device.theta0 - theta)
     assert torch.allclose(message["theta"].values, want, atol=1e-6)
@@ -188,10 +191,10 @@ def test_pfedme_by_hand():
 def test_perfedavg_by_hand():
     """One batch serves twice: the gradient after a step on it moves the model from where it was."""
     device, data, ctx, _ = scene()
-    theta, _ = PerFedAvg(lr=0.2, inner_lr=0.5, batch=10_000).step(None, device.theta0, data, ctx)
+    theta = PerFedAvg(lr=0.2, inner_lr=0.5, batch=10_000).meta_steps(device.theta0, data, ctx)
     (batch,) = data.train.epochs(ctx.rng("train"), 1, 10_000)
-    ahead = device.theta0 - 0.5 * device.task.grad(device.theta0, batch)
-    assert torch.allclose(theta, device.theta0 - 0.2 * device.task.grad(ahead, batch), atol=1e-6)
+    ahead = device.theta0 - 0.5 * device.task.gradient_at(device.theta0, batch)
+    assert torch.allclose(theta, device.theta0 - 0.2 * device.task.gradient_at(ahead, batch), atol=1e-6)
     for name, fields in (("perfedavg", {"optimiser": "adam"}), ("pfedme", {"variant": "original", "momentum": 0.9})):
         with pytest.raises(RecipeError, match=list(fields)[-1]):
             recipe(name, method=fields)
@@ -210,7 +213,7 @@ def test_fedem_shares_samples_out():
     likely = [device.task.logits(h, x).softmax(1)[torch.arange(len(y)), y] for h in (a, b)]
     first = 0.25 * likely[0] / (0.25 * likely[0] + 0.75 * likely[1])
     assert client.mixture.tolist() == pytest.approx([float(first.mean()), 1 - float(first.mean())], abs=1e-5)
-    both = mixed(device.task, (a, b), torch.tensor([0.25, 0.75]), x[:1]).exp()
+    both = MixtureModel(device.task, (a, b), torch.tensor([0.25, 0.75])).logits(x[:1]).exp()
     want = 0.25 * device.task.logits(a, x[:1]).softmax(1) + 0.75 * device.task.logits(b, x[:1]).softmax(1)
     assert torch.allclose(both, want, atol=1e-6)
     assert math.isclose(float(both.sum()), 1, abs_tol=1e-5)
@@ -233,7 +236,7 @@ def test_fedmask_trains_scores_by_hand():
     client, message, theta = method.local(method.join(0, ctx), {"server": method.down(server, 0, ctx)}, data, ctx)
     (batch,) = data.train.epochs(ctx.rng("train"), 1, 10_000)
     head = ctx.layout.slots[-2].where  # the weights of the last layer, 640 of them
-    gradient, first = device.task.grad(device.theta0, batch)[head], device.theta0[head]
+    gradient, first = device.task.gradient_at(device.theta0, batch)[head], device.theta0[head]
     slope = 1 / (2 + math.exp(0.01) + math.exp(-0.01))
     scores = 0.01 - 4.0 * slope * gradient * first
     assert torch.allclose(client.scores, scores, atol=1e-6)
@@ -274,14 +277,12 @@ def test_fedmask_averages_what_several_hold():
 
 def test_fedmask_refuses_what_does_not_fit(tmp_path, monkeypatch):
     _, _, ctx, _ = scene("fedmask")
-    with pytest.raises(ValueError, match="layers = 3: this model has 2 with weights"):
+    with pytest.raises(ValueError, match="layers: 3 is not allowed; expected an int <= 2"):
         FedMask(layers=3).start(6, ctx)
-    with pytest.raises(RecipeError, match='optimiser = "adam": scores are trained by "sgd" alone'):
+    with pytest.raises(RecipeError, match="optimiser"):
         recipe("fedmask", method={"optimiser": "adam"})
     lines = ("from torch import nn", "def net(classes):", "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8),")
     (tmp_path / "normed.py").write_text("\n".join((*lines, "        nn.BatchNorm1d(8), nn.Linear(8, classes))\n")))
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(
-        RecipeError, match=r"method\.model: fedmask trains no weights, so this one's running statistics"
-    ):
+    with pytest.raises(RecipeError, match=r"method\.name: fedmask does not train weights, .* batch normalisation"):
         run(recipe("fedmask", model={"name": "normed:net"}))

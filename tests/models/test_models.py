@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from sparsona.core.layout import Layout
+from pretended import DEVICE
+from sparsona.core.layout import CPU, Layout
+from sparsona.core.objective import Objective, Target
+from sparsona.core.task import Task
 from sparsona.models import MODELS, build, example
 from sparsona.models.norms import BatchNorm
+from sparsona.models.pooling import average_to
+from tiers import tiered
 
 # name, classes, parameters, operations of one forward pass (None where no paper prints them)
 PRINTED = [
@@ -39,6 +47,8 @@ PRINTED = [
     ("digits-lenet", 10, 16_914, None),
     ("digits-mlp", 10, 4_810, None),
     ("digits-deep", 10, 21_626, None),
+    ("mlp", 2, 1_218, None),
+    ("char-cnn", 100, 40_548, None),
 ]
 
 # PerFedMask's layer sizes, |pi_j|
@@ -53,6 +63,32 @@ def test_every_model_is_listed() -> None:
     assert {name for name, *_ in PRINTED} == set(MODELS)
     for name, entry in MODELS.items():
         assert (name, entry.classes) in {(n, c) for n, c, *_ in PRINTED}
+
+
+WIDE = {"alexnet", "resnet18-bn", "resnet18-gn", "vgg11-gn"}  # only whole, which takes seconds
+
+
+@pytest.mark.parametrize("name", tiered(sorted(MODELS), short=MODELS.keys() - WIDE))
+def test_gradients_on_an_accelerator_are_those_of_the_host_but_for_rounding(name: str) -> None:
+    entry, tokens = MODELS[name], name == "char-cnn"
+    width = 0.125 if "width" in inspect.signature(entry.make).parameters else 1.0
+    target: Target = "tokens" if tokens else "class"
+    model = build(name, entry.classes, entry.shape, entry.classes if tokens else None, width, target)
+    inputs = example(model, entry.shape, 2)
+    targets = torch.zeros(2, *(entry.shape if tokens else ()), dtype=torch.int64)
+    objective, gradients = Objective(target), []
+    for where in (CPU, DEVICE):
+        task, theta = Task.of(copy.deepcopy(model), inputs, objective, where)
+        gradients.append(task.gradient_at(theta, (inputs.to(where), targets.to(where))).cpu())
+    largest = float(gradients[0].abs().max())
+    assert largest > 0
+    torch.testing.assert_close(gradients[0] / largest, gradients[1] / largest, rtol=0, atol=1e-3)
+
+
+def test_averages_of_windows_are_those_of_pytorch() -> None:
+    x = torch.randn(2, 3, 7, 5, dtype=torch.float64)
+    for size in (1, 2, 6, 9):
+        torch.testing.assert_close(average_to(x.to(DEVICE), size).cpu(), F.adaptive_avg_pool2d(x, size))
 
 
 NARROW = [  # name, classes, width, parameters and those of the body
@@ -74,22 +110,27 @@ def test_narrow_models(name: str, classes: int, width: float, params: int, body:
 
 
 def test_a_model_that_cannot_be_narrower_says_so() -> None:
-    with pytest.raises(ValueError, match=r"model 'imdb' cannot be made .*: it takes no width; only 1.0 is allowed"):
+    with pytest.raises(
+        ValueError,
+        match=r'model "imdb" cannot be built for 2 classes and inputs of shape \(256,\): width: '
+        r"0\.5 is not allowed; expected 1\.0",
+    ):
         build("imdb", 2, (256,), width=0.5)
 
 
 @pytest.mark.parametrize(("name", "classes", "params", "flops"), PRINTED)
 def test_printed_numbers(name: str, classes: int, params: int, flops: int | None) -> None:
     shape = MODELS[name].shape
-    model = build(name, classes, shape)
+    text = name == "char-cnn"  # predicts the next of as many tokens as there are classes
+    model = build(name, classes, shape, classes, target="tokens") if text else build(name, classes, shape)
     assert model.training
     one = example(model, shape)
     layout = Layout.of(model, one)
     assert layout.params == params
     outputs = 1 if name == "imdb" else classes
-    assert sum(s.size for s in layout.slots if s.head) == outputs * (model.head.in_features + 1)
+    assert sum(s.size for s in layout.slots if s.head) == outputs * (model.head.weight.shape[1] + 1)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        assert model(one).shape == (1, outputs)
+        assert model(one).shape == ((1, *shape, outputs) if text else (1, outputs))
     biases = sum(s.uses * s.size for s in layout.slots if s.kind == "bias")
     assert layout.flops() - biases == counter.get_total_flops()
     if flops is not None:
@@ -191,31 +232,126 @@ def test_other_inputs_fit(name: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("name", "classes", "shape", "words"),
     [
-        ("lenet", 10, (1, 8, 8), ["'lenet'", "(1, 8, 8)", "(1, 28, 28)"]),
-        ("vgg11-gn", 10, (1, 28, 28), ["'vgg11-gn'", "(1, 28, 28)", "(3, 32, 32)"]),
-        ("resnet18-gn", 10, (256,), ["'resnet18-gn'", "(256,)", "(3, 32, 32)"]),
-        ("imdb", 2, (1, 28, 28), ["'imdb'", "(1, 28, 28)", "(256,)"]),
-        ("lenet", 0, (1, 28, 28), ["classes", "at least 1", "0"]),
+        (
+            "lenet",
+            10,
+            (1, 8, 8),
+            [
+                'model "lenet" cannot be built for 10 classes and inputs of shape (1, 8, 8): '
+                "Calculated padded input size per",
+                "(1, 8, 8)",
+                "(1, 28, 28)",
+            ],
+        ),
+        (
+            "vgg11-gn",
+            10,
+            (1, 28, 28),
+            [
+                'model "vgg11-gn" does not fit inputs of shape (1, 28, 28): Given input size: '
+                "(512x1x1). Calculated output",
+                "(1, 28, 28)",
+                "(3, 32, 32)",
+            ],
+        ),
+        (
+            "resnet18-gn",
+            10,
+            (256,),
+            [
+                'model "resnet18-gn" does not fit inputs of shape (256,): '
+                "Expected 3D (unbatched) or 4D (batched) input to",
+                "(256,)",
+                "(3, 32, 32)",
+            ],
+        ),
+        (
+            "imdb",
+            2,
+            (1, 28, 28),
+            [
+                'model "imdb" returns (2, 28, 28, 1) for a batch of 2 inputs of shape (1, 28, 28); '
+                "expected (2, 2) or (2, 1)",
+                "(1, 28, 28)",
+                "(256,)",
+            ],
+        ),
+        ("lenet", 0, (1, 28, 28), ["classes", "classes: 0 is not allowed; expected an int >= 1", "0"]),
         ("lenet", 10, (1, 0, 28), ["shape", "(1, 0, 28)"]),
         ("lenet", 10, (), ["shape", "()"]),
         (
             "resnet18",
             10,
             (3, 32, 32),
-            ["'resnet18'", "did you mean 'resnet18-gn'", "alexnet-bn", "package.module:Class"],
+            [
+                'model "resnet18": not found',
+                'did you mean "resnet18-gn", "resnet18-bn" or "preresnet18"?',
+                'model "resnet18": not found; did you mean "resnet18-gn", "resnet18-bn" or "preresnet18"?',
+            ],
         ),
-        ("qqq", 10, (3, 32, 32), ["unknown model 'qqq': known are", "lenet5"]),
-        (":Net", 10, (3, 32, 32), ["':Net'", "cannot be imported"]),
+        (
+            "qqq",
+            10,
+            (3, 32, 32),
+            ['model "qqq": not found', 'model "qqq": not found; list the models with: sparsona models'],
+        ),
+        (
+            ":Net",
+            10,
+            (3, 32, 32),
+            ['model.name: module "" cannot be imported: ValueError: Empty module name', "cannot be imported"],
+        ),
         ("no_such_module_here:Net", 10, (3, 32, 32), ["no_such_module_here", "cannot be imported"]),
-        ("builtins:int", 10, (3, 32, 32), ["'builtins:int'"]),
-        ("own_models:Missing", 3, (4,), ["'Missing'", "own_models", "Both, Fixed"]),
-        ("own_models:NUMBER", 3, (4,), ["no class 'NUMBER'"]),
-        ("own_models:Plain", 3, (4,), ["'own_models:Plain'", "torch.nn.Module", "not Plain"]),
-        ("own_models:Needy", 3, (4,), ["'own_models:Needy'", "width"]),
-        ("own_models:Fixed", 3, (5,), ["'own_models:Fixed'", "does not fit", "(5,)"]),
+        ("builtins:int", 10, (3, 32, 32), ['model "builtins:int" is of type int; expected a torch.nn.Module']),
+        (
+            "own_models:Missing",
+            3,
+            (4,),
+            ['model.name: class "Missing" not found in module "own_models"', "own_models", "Both, Fixed"],
+        ),
+        ("own_models:NUMBER", 3, (4,), ['model.name: class "NUMBER" not found in module "own_models"']),
+        (
+            "own_models:Plain",
+            3,
+            (4,),
+            [
+                'model "own_models:Plain" is of type Plain; expected a torch.nn.Module',
+                "torch.nn.Module",
+                'model "own_models:Plain" is of type Plain; expected a torch.nn.Module',
+            ],
+        ),
+        (
+            "own_models:Needy",
+            3,
+            (4,),
+            [
+                'model "own_models:Needy" cannot be built for 3 classes and inputs of shape (4,): '
+                "Needy.__init__() missing 1",
+                "width",
+            ],
+        ),
+        (
+            "own_models:Fixed",
+            3,
+            (5,),
+            [
+                'model "own_models:Fixed" does not fit inputs of shape (5,): '
+                "mat1 and mat2 shapes cannot be multiplied (2x5",
+                "does not fit",
+                "(5,)",
+            ],
+        ),
         ("own_models:Fixed", 4, (4,), ["(2, 3)", "4 classes", "(2, 4)"]),
         ("own_models:Fixed", 2, (4,), ["2 classes", "(2, 2) or (2, 1)"]),
-        ("own_models:Pair", 3, (4,), ["gives tuple"]),
+        (
+            "own_models:Pair",
+            3,
+            (4,),
+            [
+                'model "own_models:Pair" returns tuple for a batch of 2 inputs of shape (4,); expected (2, '
+                "3) for 3 classes"
+            ],
+        ),
     ],
 )
 @pytest.mark.usefixtures("own")

@@ -6,6 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
+
+SINGLE = {"mps"}  # kinds of devices without double precision
+
+
+def precise(t: Tensor) -> Tensor:
+    """The tensor where there is double precision: on the host, if its device has none."""
+    return t.cpu() if t.device.type in SINGLE else t
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Devices of different strength: a share per client, as one number, a list, or a distribution to draw from."""
+"""Heterogeneous devices: a share per client, given as a number, a list, or a distribution to draw from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Between:
 
     def __post_init__(self) -> None:
         if self.low > self.high:
-            raise ValueError(f"low = {self.low} must be at most high = {self.high}")
+            raise ValueError(f"low: {self.low} is not allowed; expected a float <= high = {self.high}")
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,11 @@ class OneOf:
 
     def __post_init__(self) -> None:
         if not self.values:
-            raise ValueError("values = [] must name at least one")
+            raise ValueError("values: [] is not allowed; expected at least one value")
         if self.weights and len(self.weights) != len(self.values):
-            raise ValueError(f"weights: {len(self.weights)} for {len(self.values)} values; one each is needed")
+            raise ValueError(
+                f"weights: a list of {len(self.weights)} is not allowed; expected {len(self.values)}, one per value"
+            )
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ Fractions = Fraction | tuple[Fraction, ...] | FractionBetween | FractionOneOf
 
 
 def share(shares: Shares | Fractions, k: int, common: Rng) -> float:
-    """Client k's share; draws depend on the run's seed and the client alone."""
+    """The share of client k; draws depend only on the run's seed and the client."""
     drawn = float(common("share", k).numpy().random())
     match shares:
         case Between(low, high):
@@ -75,15 +77,17 @@ def share(shares: Shares | Fractions, k: int, common: Rng) -> float:
     return shares
 
 
-def least(field: str, shares: Shares | Fractions, fleet: int) -> float:
-    """The smallest share that any client of the fleet may get; ValueError if a list does not have one for each."""
+def least(field: str, shares: Shares | Fractions, clients: int) -> float:
+    """The smallest share that any client may get; ValueError if a list does not have one value per client."""
     match shares:
         case Between(low, _):
             return low
         case OneOf(values, _):
             return min(values)
         case tuple():
-            if len(shares) != fleet:
-                raise ValueError(f"{field}: a list of {len(shares)}; {fleet} are needed, one per client")
+            if len(shares) != clients:
+                raise ValueError(
+                    f"{field}: a list of {len(shares)} is not allowed; expected {clients} values, one per client"
+                )
             return min(shares)
     return shares

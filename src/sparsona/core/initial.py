@@ -1,4 +1,4 @@
-"""First values of a model, drawn anew."""
+"""Fresh initial values of a model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from sparsona.core.task import Task
 
 
 def redrawn(task: Task, theta0: Vector, rng: Rng) -> Vector:
-    """Another first vector of the model, by its key: every layer that can draws anew, theta0's values elsewhere."""
+    """Another initial vector of the model, drawn by key: layers that cannot draw keep theta0's values."""
     task.load(theta0)
-    with rng.everywhere():
+    with rng.everywhere(task.device):
         for module in task.model.modules():
             if callable(draw := getattr(module, "reset_parameters", None)):  # what PyTorch's layers call it
                 draw()

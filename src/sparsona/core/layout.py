@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sparsona.core.operations import operations
+
 Vector = Tensor  # [d] float32, a whole model
 Mask = Tensor  # [d] bool
 Kind = Literal["weight", "bias", "norm", "buffer"]
 
+CPU = torch.device("cpu")
 _NO_HEAD = "<none>"  # no module has this name
-_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
@@ -63,6 +64,9 @@ class Layout:
     """A frozen description of all tensors of a model, trainable ones first, then floating-point buffers."""
 
     slots: tuple[Slot, ...]
+    other_flops: int = 0  # of a sample's forward pass, beyond what entries are used for: attention, for example
+    uncounted: tuple[str, ...] = ()  # parameters and operations whose cost is not known
+    device: torch.device = CPU  # where the vectors and masks lie that it makes
 
     @cached_property
     def dim(self) -> int:
@@ -76,8 +80,8 @@ class Layout:
 
     @cached_property
     def trained(self) -> Layout:
-        """The same without buffers: of the vector's first part alone."""
-        return Layout(tuple(s for s in self.slots if s.kind != "buffer"))
+        """The same without buffers: only the first part of the vector."""
+        return replace(self, slots=tuple(s for s in self.slots if s.kind != "buffer"))
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -94,18 +98,18 @@ class Layout:
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Vector:
         """Named tensors, e.g. a state dict, as a new flat vector."""
-        out = torch.empty(self.dim)
+        out = torch.empty(self.dim, device=self.device)
         for name, view in self.unflatten(out).items():
             view.copy_(tensors[name].detach())
         return out
 
     def select(self, *kinds: Kind) -> Mask:
-        """Which coordinates belong to tensors of these kinds."""
+        """A mask of the coordinates that belong to tensors of these kinds."""
         return self.spread([s.kind in kinds for s in self.slots])
 
     @cached_property
     def head(self) -> Mask:
-        """Which coordinates belong to the classifier."""
+        """A mask of the coordinates that belong to the classifier."""
         return self.spread([s.head for s in self.slots])
 
     @cached_property
@@ -123,7 +127,7 @@ class Layout:
 
     def spread(self, flags: list[bool]) -> Mask:
         """One flag per tensor, as a mask over coordinates."""
-        out = torch.zeros(self.dim, dtype=torch.bool)
+        out = torch.zeros(self.dim, dtype=torch.bool, device=self.device)
         for part, flag in zip(self.split(out), flags, strict=True):  # many times as fast as repeating flags
             if flag:
                 part.fill_(True)
@@ -141,12 +145,15 @@ class Layout:
 
     def counts(self, mask: Mask) -> list[int]:
         """Number of ones of the mask in each tensor."""
-        return [ones_in(p) for p in self.split(mask)]
+        if mask.is_cpu:
+            return [ones_in(p) for p in self.split(mask)]
+        return [int(n) for n in torch.stack([torch.count_nonzero(p) for p in self.split(mask)]).tolist()]
 
     def flops(self, mask: Mask | None = None) -> int:
         """Operations of one forward pass of one sample: 2 per multiply-add on kept weights, 1 per bias and position.
 
-        Biases are counted whole whatever the mask says, which is the convention behind the papers' printed columns.
+        Biases are counted whole whatever the mask says, which is the convention behind the papers' printed columns. So
+        is what computes with no weight of its own, such as the products of attention.
         """
         return self.flops_of(self.sizes if mask is None else self.counts(mask))
 
@@ -154,7 +161,7 @@ class Layout:
         """Operations of one forward pass of one sample, from the number of ones of each tensor."""
         pairs = list(zip(self.slots, kept, strict=True))
         weights = sum(2 * s.uses * n for s, n in pairs if len(s.shape) > 1)
-        return weights + sum(s.uses * s.size for s, _ in pairs if len(s.shape) == 1)
+        return weights + sum(s.uses * s.size for s, _ in pairs if len(s.shape) == 1) + self.other_flops
 
     def training_flops(self, mask: Mask | None = None, still: Sequence[bool] = ()) -> int:
         """Operations of training on one sample: gradients of inputs and of weights cost as much each as going forward.
@@ -168,45 +175,44 @@ class Layout:
         lowest = list(still).index(False)
         inputs = [n if i >= lowest else None for i, n in enumerate(kept)]
         moving = [n if i < len(still) and not still[i] else None for i, n in enumerate(kept)]
-        return self.flops_of(kept) + self._flops_some(inputs) + self._flops_some(moving)
+        return self.flops_of(kept) + self._flops_some(inputs) + self._flops_some(moving) + 2 * self.other_flops
 
     def _flops_some(self, kept: Sequence[int | None]) -> int:
         pairs = [(s, n) for s, n in zip(self.slots, kept, strict=True) if n is not None]
         return sum(2 * s.uses * n if len(s.shape) > 1 else s.uses * s.size for s, n in pairs)
 
-    @property
-    def uncounted(self) -> list[str]:
-        """Weights whose operations are not known, because no linear or convolution layer was seen to use them."""
-        return [s.name for s in self.slots if s.kind == "weight" and not s.uses and len(s.shape) > 1 and not s.lookup]
-
     @staticmethod
     def of(model: nn.Module, example: Tensor) -> Layout:
         """Describe a model; ``example`` is a batch of inputs that one forward pass is measured with."""
-        uses = _uses(model, example)
+        counted = operations(model, example)
         head = _head(model)
         tables = {n for n, m in model.named_modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))}
         groups = _groups(model, head)
         slots: list[Slot] = []
         offset = 0
         for name, tensor, kind, owner in _tensors(model):
-            times = uses.get(id(tensor), 0)
+            times = counted.uses.get(id(tensor), 0)
             at = groups.get(name, -1)
             slot = Slot(name, tuple(tensor.shape), kind, owner, offset, times, owner == head, owner in tables, at)
             slots.append(slot)
             offset += slot.size
         if not any(s.kind != "buffer" for s in slots):
-            raise ValueError(f"model {type(model).__name__} has no trainable parameters")
-        return Layout(tuple(slots))
+            raise ValueError(f"model: {type(model).__name__} has no trainable parameters")
+        return Layout(tuple(slots), counted.other, tuple(_uncounted(slots, counted.unknown)))
 
 
 def ones_in(mask: Mask) -> int:
-    """How many ones a mask has."""
-    return int(np.count_nonzero(mask.numpy()))  # four times as fast as torch's
+    """The number of ones of a mask."""
+    if mask.is_cpu:
+        return int(np.count_nonzero(mask.numpy()))  # four times as fast as torch's
+    return int(torch.count_nonzero(mask))
 
 
 def places(mask: Mask) -> Tensor:
-    """The places of a mask's ones, in order."""
-    return torch.from_numpy(np.flatnonzero(mask.numpy()))  # four times as fast as torch's nonzero
+    """The indices of a mask's ones, in order."""
+    if mask.is_cpu:
+        return torch.from_numpy(np.flatnonzero(mask.numpy()))  # four times as fast as torch's nonzero
+    return mask.nonzero().flatten()
 
 
 def picked(vec: Tensor, mask: Mask) -> Tensor:
@@ -215,13 +221,21 @@ def picked(vec: Tensor, mask: Mask) -> Tensor:
 
 
 def replaced(vec: Tensor, mask: Mask, values: Tensor) -> Tensor:
-    """A vector with other values where the mask is one; the mask may be of its first part alone."""
+    """A vector with other values where the mask is one; the mask may cover only its first part."""
     return vec.index_copy(0, places(mask), values)
 
 
 def added(vec: Tensor, mask: Mask, values: Tensor) -> Tensor:
-    """A vector with values added where the mask is one; the mask may be of its first part alone."""
+    """A vector with values added where the mask is one; the mask may cover only its first part."""
     return vec.index_add(0, places(mask), values)
+
+
+def _uncounted(slots: Sequence[Slot], unknown: Sequence[str]) -> Iterator[str]:
+    """The weights whose operations are not known, and operations that are not PyTorch's."""
+    for s in slots:
+        if s.name in unknown and s.kind == "weight" and not s.uses and len(s.shape) > 1 and not s.lookup:
+            yield s.name
+    yield from (name for name in unknown if name not in {s.name for s in slots})
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, Kind, str]]:
@@ -231,7 +245,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, Kind, str]]:
             continue
         owner, _, leaf = name.rpartition(".")
         if p.dtype != torch.float32:
-            raise ValueError(f"parameter {name} is {p.dtype}; only torch.float32 models are supported")
+            raise ValueError(f"model: parameter {name} is {p.dtype}; expected torch.float32")
         kind: Kind = "weight" if p.dim() > 1 else "bias"
         if isinstance(modules[owner], _NORMS):
             kind = "norm"
@@ -245,7 +259,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, Kind, str]]:
         if b.dtype == torch.float32:
             yield name, b, "buffer", name.rpartition(".")[0]
         elif b.is_floating_point():
-            raise ValueError(f"buffer {name} is {b.dtype}; only torch.float32 is supported")
+            raise ValueError(f"model: buffer {name} is {b.dtype}; expected torch.float32")
 
 
 def _head(model: nn.Module) -> str:
@@ -265,18 +279,18 @@ def _groups(model: nn.Module, head: str) -> dict[str, int]:
     body = [(name, kind, owner) for name, _, kind, owner in _tensors(model) if kind != "buffer" and owner != head]
     beginnings = getattr(model, "layer_groups", None)
     if beginnings is not None:
-        found = {
+        groups_of = {
             name: [i for i, group in enumerate(beginnings) if name.startswith(tuple(group))] for name, _, _ in body
         }
-        if wrong := [name for name, at in found.items() if len(at) != 1]:
-            raise ValueError(f"layer_groups of {type(model).__name__}: {wrong[0]} must be in one of them exactly")
-        held = {at[0] for at in found.values()}
+        if wrong := [name for name, at in groups_of.items() if len(at) != 1]:
+            raise ValueError(
+                f"layer_groups of {type(model).__name__}: {wrong[0]} is in none or several; expected exactly one"
+            )
+        held = {at[0] for at in groups_of.values()}
         if empty := [i for i in range(len(beginnings)) if i not in held]:
             given = f"{empty[0]}, {list(beginnings[empty[0]])},"
-            raise ValueError(
-                f"layer_groups of {type(model).__name__}: group {given} holds no trained tensor of the body"
-            )
-        return {name: at[0] for name, at in found.items()}
+            raise ValueError(f"layer_groups of {type(model).__name__}: group {given} has no trained tensor of the body")
+        return {name: at[0] for name, at in groups_of.items()}
     owners: list[str] = []
     out: dict[str, int] = {}
     for name, kind, owner in body:
@@ -284,37 +298,3 @@ def _groups(model: nn.Module, head: str) -> dict[str, int]:
             owners.append(owner)
         out[name] = len(owners) - 1
     return out
-
-
-def _uses(model: nn.Module, example: Tensor) -> dict[int, int]:
-    """How often a sample uses an entry of each tensor, by running the model once; tensors may serve several layers."""
-    uses: dict[int, int] = {}
-    hooks = []
-
-    def watch(module: nn.Module, outputs: int, inputs: int | None = None) -> None:
-        def hook(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
-            positions = out.numel() // (len(example) * outputs)
-            for leaf, p in module.named_parameters(recurse=False):
-                spread = inputs is not None and leaf == "weight"  # a transposed convolution's weights meet each input
-                there = args[0].numel() // (len(example) * inputs) if spread and inputs else positions
-                uses[id(p)] = uses.get(id(p), 0) + there
-
-        hooks.append(module.register_forward_hook(hook))
-
-    for module in model.modules():
-        if isinstance(module, _CONVS):
-            watch(module, module.out_channels)
-        elif isinstance(module, _TRANSPOSED):
-            watch(module, module.out_channels, module.in_channels)
-        elif isinstance(module, nn.Linear):
-            watch(module, module.out_features)
-    training = model.training
-    try:
-        model.eval()  # so that looking does not move running statistics
-        with torch.no_grad():
-            model(example)
-    finally:
-        model.train(training)
-        for h in hooks:
-            h.remove()
-    return uses

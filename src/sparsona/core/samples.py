@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sparsona.core.arithmetic import precise
 from sparsona.core.rng import Rng
 
 Batch = tuple[Tensor, Tensor]
@@ -16,7 +19,7 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Prepare:
-    """How stored inputs become what a model reads.
+    """The conversion of stored inputs to what a model reads.
 
     Pictures are kept as bytes [n, height, width, channels], a quarter of the memory of floats, and become
     channels-last floats batch by batch; anything else (token ids, feature vectors) passes unchanged.
@@ -29,9 +32,16 @@ class Prepare:
         """A batch as the model reads it."""
         if not self.mean:
             return x
-        scale = torch.tensor([1 / (255 * s) for s in self.std])
-        shift = torch.tensor([m / s for m, s in zip(self.mean, self.std, strict=True)])
+        scale, shift = _constants(self.mean, self.std, x.device)
         return x.to(torch.float32).mul_(scale).sub_(shift).permute(0, 3, 1, 2)
+
+
+@lru_cache(maxsize=8)
+def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The factor of each channel's bytes, and what is then taken off."""
+    scale = torch.tensor([1 / (255 * s) for s in std])
+    shift = torch.tensor([m / s for m, s in zip(mean, std, strict=True)])
+    return scale.to(device), shift.to(device)
 
 
 @dataclass(frozen=True)
@@ -41,17 +51,22 @@ class Augment:
     pad: int = 4
     flip: bool = True
 
-    def __call__(self, x: Tensor, rng: Rng) -> Tensor:
-        """Pictures [n, height, width, channels] as bytes, each moved and mirrored by its own draw."""
+    def draw(self, n: int, rng: Rng) -> Tensor:
+        """How n pictures are changed: moved down and to the right, and mirrored or not [3, n]."""
+        draws = [rng(way).numpy().integers(0, 2 * self.pad + 1, n) for way in ("down", "right")]
+        mirrored = rng("flip").numpy().random(n) < 0.5 if self.flip else np.zeros(n, dtype=np.bool_)
+        return torch.from_numpy(np.stack([*draws, mirrored]))
+
+    def __call__(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Pictures [n, height, width, channels] as bytes, each moved and mirrored as ``drawn``."""
         n, height, width, _ = x.shape
-        down, right = (torch.from_numpy(rng(way).numpy().integers(0, 2 * self.pad + 1, n)) for way in ("down", "right"))
-        rows = down[:, None] + torch.arange(height)  # [n, height]
-        columns = right[:, None] + torch.arange(width)  # [n, width]
+        down, right, mirrored = drawn
+        rows = down[:, None] + torch.arange(height, device=x.device)  # [n, height]
+        columns = right[:, None] + torch.arange(width, device=x.device)  # [n, width]
         if self.flip:
-            mirrored = torch.from_numpy(rng("flip").numpy().random(n) < 0.5)
-            columns = torch.where(mirrored[:, None], columns.flip(1), columns)
+            columns = torch.where(mirrored[:, None] > 0, columns.flip(1), columns)
         padded = F.pad(x, (0, 0, self.pad, self.pad, self.pad, self.pad))
-        return padded[torch.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]]
+        return padded[torch.arange(n, device=x.device)[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
 @dataclass(frozen=True)
@@ -62,36 +77,47 @@ class Samples:
     y: Tensor  # [n]
     index: Tensor  # [m] which of them are ours
     prepare: Prepare = Prepare()
-    augment: Augment | None = None  # for training batches alone
+    augment: Augment | None = None  # for training batches only
 
     def __len__(self) -> int:
         return len(self.index)
 
-    def at(self, places: Tensor, rng: Rng | None = None) -> Batch:
-        """The samples at these places of the index, ready for the model; changed at random if there is a key to it."""
+    def to(self, device: torch.device) -> Samples:
+        """Our samples, and no others, on another device."""
+        x, y = self.x[self.index].to(device), self.y[self.index].to(device)
+        return replace(self, x=x, y=y, index=torch.arange(len(self), device=device))
+
+    @property
+    def nbytes(self) -> int:
+        """What the tensors hold."""
+        return self.x.nbytes + self.y.nbytes + self.index.nbytes
+
+    def at(self, places: Tensor, drawn: Tensor | None = None) -> Batch:
+        """The samples at these places of the index, ready for the model; augmented as ``drawn``, if given."""
         rows = self.index[places]
         x = self.x[rows]
-        if rng is not None and self.augment is not None:
-            x = self.augment(x, rng)
+        if drawn is not None and self.augment is not None:
+            x = self.augment(x, drawn)
         return self.prepare(x), self.y[rows]
 
     def all(self, size: int) -> Iterator[Batch]:
         """All samples in order, at most ``size`` at a time."""
-        for places in torch.split(torch.arange(len(self)), size):
-            yield self.at(places)
+        for rows in torch.split(self.index, size):
+            yield self.prepare(self.x[rows]), self.y[rows]
 
     def mean(self, size: int = 128) -> Tensor:
         """The mean input, as a batch of one."""
         return (
-            torch.stack([x.sum(0, dtype=torch.float64) for x, _ in self.all(size)])
+            torch.stack([precise(x).sum(0, dtype=torch.float64) for x, _ in self.all(size)])
             .sum(0, keepdim=True)
             .div(len(self))
             .float()
+            .to(self.x.device)
         )
 
     def batch(self, rng: Rng, size: int) -> Batch:
         """One random batch."""
-        return self.at(rng.permutation(len(self))[:size])
+        return self.at(rng.permutation(len(self), self.index.device)[:size])
 
     def epochs(self, rng: Rng, epochs: int, size: int, *, drop_last: bool = False) -> Batches:
         """Batches of ``epochs`` passes, each in its own random order."""
@@ -109,18 +135,27 @@ class Batches:
     drop_last: bool = False
 
     def __iter__(self) -> Iterator[Batch]:
-        n = len(self.samples)
+        n, device = len(self.samples), self.samples.index.device
         for epoch in range(self.epochs):
-            for i, places in enumerate(torch.split(self.rng("epoch", epoch).permutation(n), self.size)):
-                # a client with less than one batch still trains on what it has
-                if self.drop_last and len(places) < self.size <= n:
-                    continue
-                yield self.samples.at(places, self.rng("augment", epoch, i))
+            # a client with less than one batch still trains on what it has
+            count = n // self.size * self.size if self.drop_last and self.size <= n else n
+            # what is drawn for an epoch is moved at once, so that no step waits for the host
+            parts = torch.split(self.rng("epoch", epoch).permutation(n, device)[:count], self.size)
+            changes = self._drawn(epoch, [len(places) for places in parts])
+            for places, drawn in zip(parts, changes, strict=True):
+                yield self.samples.at(places, drawn)
+
+    def _drawn(self, epoch: int, sizes: list[int]) -> Sequence[Tensor | None]:
+        augment = self.samples.augment
+        if augment is None or not sizes:
+            return [None] * len(sizes)
+        draws = [augment.draw(size, self.rng("augment", epoch, i)) for i, size in enumerate(sizes)]
+        return torch.split(torch.cat(draws, 1).to(self.samples.index.device), sizes, 1)
 
 
 @dataclass(frozen=True)
 class LocalData:
-    """What a device may learn from: its test samples are not here."""
+    """The training and validation samples of a device; test samples are not included."""
 
     train: Samples
     validation: Samples

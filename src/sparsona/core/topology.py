@@ -1,4 +1,4 @@
-"""Who reads whom in a round of peers, and who waits for whom: plain data that engines carry out.
+"""Communication graphs without a server: who reads whom in a round and who waits for whom, as plain data.
 
 Graphs say which clients each client reads; a plan adds which of those must be fresh. The ordered waits are those of
 DA-DPFL ("Decentralized Personalized Federated Learning based on a Conditional 'Sparse-to-Sparser' Scheme").
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from annotated_types import Interval
+from typing_extensions import Doc
 
 from sparsona.core.budgets import Shares, least, share
 from sparsona.core.fields import Count, Natural
@@ -21,7 +22,7 @@ Reads = Mapping[int, tuple[int, ...]]  # client -> the others whose models it ag
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoundPlan:
     """One round of a topology: whom each client reads, and which of these it waits for.
 
     A fresh message is this round's; the others are taken as they were when the round began.
@@ -32,31 +33,33 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.reads.keys() != self.fresh.keys():
-            raise ValueError(f"fresh: clients {sorted(self.fresh)}; those of reads, {sorted(self.reads)}, are needed")
+            raise ValueError(
+                f"fresh: clients {sorted(self.fresh)} are not allowed; expected those of reads, {sorted(self.reads)}"
+            )
         for k, waits in self.fresh.items():
             if k in self.reads[k]:
-                raise ValueError(f"reads: client {k} reads itself; only others are allowed")
+                raise ValueError(f"reads: client {k} reads itself; expected only other clients")
             if not waits <= set(self.reads[k]) & self.reads.keys():
                 raise ValueError(
-                    f"fresh: client {k} waits for {sorted(waits)}; only clients it reads that run are allowed"
+                    f"fresh: client {k} waits for {sorted(waits)}; expected only active clients that it reads"
                 )
 
     def waves(self) -> list[list[int]]:
-        """The clients in groups that may run one after the other, each as early as it can, its members at once."""
+        """The clients in groups that run one after the other, each client in the earliest possible group."""
         out: list[list[int]] = []
-        done: set[int] = set()
+        finished: set[int] = set()
         left = sorted(self.reads)
         while left:
-            wave = [k for k in left if self.fresh[k] <= done]
+            wave = [k for k in left if self.fresh[k] <= finished]
             if not wave:
-                raise ValueError(f"fresh: clients {left} wait for each other in a circle")
+                raise ValueError(f"fresh: clients {left} wait for each other in a cycle")
             out.append(wave)
-            done.update(wave)
-            left = [k for k in left if k not in done]
+            finished.update(wave)
+            left = [k for k in left if k not in finished]
         return out
 
     def clock(self, times: Mapping[int, float] | None = None) -> dict[int, tuple[float, float]]:
-        """When each client starts and finishes, if all set out at 0 and training takes ``times``, or 1."""
+        """When each client starts and finishes, if the round starts at 0 and training takes ``times`` (default 1)."""
         out: dict[int, tuple[float, float]] = {}
         for wave in self.waves():
             for k in wave:
@@ -67,102 +70,126 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """Who talks to whom without a server, round by round."""
+    """Communication between clients without a server, by round."""
 
-    name: Literal["random", "mutual", "ring", "full", "groups", "edges"] = "random"  # who reads whom
-    neighbours: Count = 10  # random, mutual: how many each one reads, M; groups: their size less one
-    fixed: bool = False  # random, mutual, groups: drawn once, not every round
-    edges: str = ""  # edges: a file of pairs "a b", one a line
-    pairs: tuple[tuple[Natural, Natural], ...] = ()  # edges: the pairs themselves
-    directed: bool = False  # edges: b reads a, but not the other way round
-    max_wait: Natural = 0  # N: wait for so many of the earlier neighbours at most, and read them fresh
-    wait_schedule: Literal["constant", "stepwise"] = "constant"  # stepwise: down to 0 in equal stretches of rounds
-    order: Literal["random", "id"] = "random"  # who is earlier: drawn every round, or by number
-    pick: Literal["fastest", "smallest id"] = "fastest"  # which of them are waited for
-    absent: Annotated[float, Interval(ge=0, lt=1)] = 0.0  # probability that a client is away in a round
-    speed: Shares = 1.0  # of each client, relative to the fastest: training takes 1 / speed
+    name: Annotated[
+        Literal["random", "mutual", "ring", "full", "groups", "edges"],
+        Doc("communication graph: which clients receive whose models"),
+    ] = "random"
+    neighbours: Annotated[
+        Count, Doc("random, mutual: neighbours per client (M in DA-DPFL); groups: group size minus 1")
+    ] = 10
+    fixed: Annotated[bool, Doc("random, mutual, groups: draw the graph once instead of every round")] = False
+    edges: Annotated[str, Doc('edges: path of an edge-list file, one pair of client numbers "a b" per line')] = ""
+    pairs: Annotated[
+        tuple[tuple[Natural, Natural], ...], Doc("edges: the pairs of client numbers, instead of a file")
+    ] = ()
+    directed: Annotated[bool, Doc('edges: in a pair "a b", b receives from a but not the reverse')] = False
+    max_wait: Annotated[
+        Natural, Doc("maximum number of earlier neighbours whose new models a client waits for (N in DA-DPFL)")
+    ] = 0
+    wait_schedule: Annotated[
+        Literal["constant", "stepwise"], Doc("max_wait over the rounds: constant, or falling to 0 in equal steps")
+    ] = "constant"
+    order: Annotated[
+        Literal["random", "id"], Doc("training order of the clients: random in every round, or by client number")
+    ] = "random"
+    pick: Annotated[
+        Literal["fastest", "smallest id"], Doc("which earlier neighbours to wait for if there are more than max_wait")
+    ] = "fastest"
+    absent: Annotated[
+        Annotated[float, Interval(ge=0, lt=1)], Doc("probability that a client is absent from a round")
+    ] = 0.0
+    speed: Annotated[Shares, Doc("client speed relative to the fastest; training takes time 1 / speed")] = 1.0
 
-    def reads(self, fleet: int, t: int, rng: Rng) -> dict[int, tuple[int, ...]]:
+    def reads(self, clients: int, t: int, rng: Rng) -> dict[int, tuple[int, ...]]:
         """Whom each client reads in round t."""
         key = rng("graph") if self.fixed else rng("graph", t)
         match self.name:
             case "ring":
-                return ring(fleet)
+                return ring(clients)
             case "full":
-                return full(fleet)
+                return full(clients)
             case "groups":
-                return groups(fleet, self.neighbours + 1, key)
+                return groups(clients, self.neighbours + 1, key)
             case "edges":
-                return edges(self.pairs, fleet, self.directed)
+                return edges(self.pairs, clients, self.directed)
             case "mutual":
-                return mutual(fleet, self.neighbours, key)
+                return mutual(clients, self.neighbours, key)
             case _:
-                return random(fleet, self.neighbours, key)
+                return random(clients, self.neighbours, key)
 
-    def times(self, fleet: int, rng: Rng) -> dict[int, float]:
-        """How long each client trains, the fastest possible taking 1."""
-        return {k: 1 / share(self.speed, k, rng("speed")) for k in range(fleet)}
+    def times(self, clients: int, rng: Rng) -> dict[int, float]:
+        """The training time of each client, relative to a client of speed 1."""
+        return {k: 1 / share(self.speed, k, rng("speed")) for k in range(clients)}
 
-    def plan(self, fleet: int, t: int, rounds: int, rng: Rng) -> Plan:
-        """Round t as data."""
-        reads = self.reads(fleet, t, rng)
-        away = absent(fleet, self.absent, rng("absent", t)) if self.absent else frozenset[int]()
+    def plan(self, clients: int, t: int, rounds: int, rng: Rng, away: frozenset[int] = frozenset()) -> RoundPlan:
+        """The plan of round t, without the clients ``away`` and without randomly absent ones."""
+        reads = self.reads(clients, t, rng)
+        if self.absent:
+            away |= absent(clients, self.absent, rng("absent", t))
         wait = self.max_wait if self.wait_schedule == "constant" else stepwise(self.max_wait, t, rounds)
         most = max(len(js) for js in reads.values())
-        times = self.times(fleet, rng)
+        times = self.times(clients, rng)
         return ordered(
             reads, rng("order", t), min(wait, most), times=times, order=self.order, pick=self.pick, absent=away
         )
 
-    def check(self, fleet: int) -> None:
-        """Raise ValueError if this does not fit a fleet of so many clients."""
-        if self.name in ("random", "mutual", "groups") and self.neighbours >= fleet:
-            raise ValueError(f"neighbours: {self.neighbours}; fewer than the {fleet} clients are needed")
+    def check(self, clients: int) -> None:
+        """Raise ValueError if the topology does not fit this number of clients."""
+        if self.name in ("random", "mutual", "groups") and self.neighbours >= clients:
+            raise ValueError(
+                f"neighbours: {self.neighbours} is not allowed; expected an int < {clients}, the number of clients"
+            )
         if self.name == "mutual" and self.neighbours % 2:
-            raise ValueError(f"neighbours: {self.neighbours}; an even number is needed where neighbours are mutual")
+            raise ValueError(
+                f'neighbours: {self.neighbours} is not allowed; expected an even int with name = "{self.name}"'
+            )
         if self.name != "edges" and (self.edges or self.pairs):
-            raise ValueError(f'name: "{self.name}"; with a list of edges only "edges" is allowed')
+            raise ValueError(f'name: "{self.name}" is not allowed with an edge list; expected "edges"')
         if self.name == "edges":
             if not self.pairs:
-                raise ValueError("pairs: none; an edge list needs a file (edges) or pairs")
-            lost = _unconnected(edges(self.pairs, fleet, self.directed))
+                raise ValueError('pairs: missing; name = "edges" needs a file (edges) or pairs')
+            lost = _unconnected(edges(self.pairs, clients, self.directed))
             if lost:
-                how = " in both directions" if self.directed else ""
+                direction = " in both directions" if self.directed else ""
                 raise ValueError(
-                    f"pairs: client {min(lost)} is not connected with client 0{how}; one connected graph is needed"
+                    f"pairs: client {min(lost)} is not connected to client 0{direction}; expected a connected graph"
                 )
-        most = max(len(js) for js in self.reads(fleet, 0, Rng(0)).values())
+        most = max(len(js) for js in self.reads(clients, 0, Rng(0)).values())
         if self.max_wait > most:
-            raise ValueError(f"max_wait: {self.max_wait}; at most {most}, the number of neighbours, is allowed")
-        least("speed", self.speed, fleet)
+            raise ValueError(
+                f"max_wait: {self.max_wait} is not allowed; expected an int <= {most}, the number of neighbours"
+            )
+        least("speed", self.speed, clients)
 
 
-def cohort(fleet: int, per_round: int, rng: Rng) -> list[int]:
-    """``per_round`` clients of 0 to fleet - 1, uniformly, ascending."""
-    _within("per_round", per_round, 1, fleet)
-    return rng.choice(fleet, per_round)
+def cohort(clients: int, per_round: int, rng: Rng) -> list[int]:
+    """``per_round`` clients from 0 to clients - 1, uniformly, ascending."""
+    _within("per_round", per_round, 1, clients)
+    return rng.choice(clients, per_round)
 
 
-def absent(fleet: int, probability: float, rng: Rng) -> frozenset[int]:
+def absent(clients: int, probability: float, rng: Rng) -> frozenset[int]:
     """The clients that drop out of a round, each with the same probability."""
     _within("probability", probability, 0, 1)
-    return frozenset(k for k, u in enumerate(rng.uniform(fleet).tolist()) if u < probability)
+    return frozenset(k for k, u in enumerate(rng.uniform(clients).tolist()) if u < probability)
 
 
 def ring(n: int) -> dict[int, tuple[int, ...]]:
-    """Everyone reads the one before and the one after."""
+    """Each client reads the clients before and after it."""
     _within("n", n, 1)
     return {k: tuple(sorted({(k - 1) % n, (k + 1) % n} - {k})) for k in range(n)}
 
 
 def full(n: int) -> dict[int, tuple[int, ...]]:
-    """Everyone reads everyone else."""
+    """Each client reads all others."""
     _within("n", n, 1)
     return {k: tuple(j for j in range(n) if j != k) for k in range(n)}
 
 
 def random(n: int, neighbours: int, rng: Rng) -> dict[int, tuple[int, ...]]:
-    """Everyone reads ``neighbours`` others, uniformly and not mutually; varies over time if the key does."""
+    """Each client reads ``neighbours`` others, drawn uniformly and not mutually."""
     _within("n", n, 1)
     _within("neighbours", neighbours, 0, n - 1)
     draws = rng.numpy()
@@ -174,19 +201,19 @@ def random(n: int, neighbours: int, rng: Rng) -> dict[int, tuple[int, ...]]:
 
 
 def mutual(n: int, neighbours: int, rng: Rng) -> dict[int, tuple[int, ...]]:
-    """Everyone reads ``neighbours`` others, an even number, and is read by them: a random ring, and random strides."""
+    """Each client exchanges models with ``neighbours`` others (an even number): a random ring plus random strides."""
     _within("neighbours", neighbours, 2, n - 1)
     if neighbours % 2:
-        raise ValueError(f"neighbours: {neighbours}; an even number is needed")
+        raise ValueError(f"neighbours: {neighbours} is not allowed; expected an even int")
     line = rng("order").permutation(n).tolist()
     longest = (n - 1) // 2
-    more = rng("strides").numpy().choice(longest - 1, size=neighbours // 2 - 1, replace=False) if longest > 1 else ()
-    strides = [1, *(int(s) + 2 for s in more)]  # with the ring itself all are connected
+    extra = rng("strides").numpy().choice(longest - 1, size=neighbours // 2 - 1, replace=False) if longest > 1 else ()
+    strides = [1, *(int(s) + 2 for s in extra)]  # with the ring itself all are connected
     return {k: tuple(sorted(line[(i + s * way) % n] for s in strides for way in (1, -1))) for i, k in enumerate(line)}
 
 
 def groups(n: int, size: int, rng: Rng) -> dict[int, tuple[int, ...]]:
-    """Everyone reads the rest of its random group of ``size``; clients left over join groups at random."""
+    """Each client reads the rest of its random group of ``size``; remaining clients join random groups."""
     _within("size", size, 1, n)
     order = rng("order").permutation(n).tolist()
     whole = n // size
@@ -203,19 +230,19 @@ def edges(pairs: Iterable[tuple[int, int]], n: int, directed: bool = False) -> d
     out: dict[int, list[int]] = {k: [] for k in range(n)}
     for a, b in pairs:
         if not (0 <= a < n and 0 <= b < n):
-            raise ValueError(f"pairs: {a} {b} in the edge list; clients are 0 to {n - 1}")
+            raise ValueError(f"pairs: {[a, b]} is not allowed; expected clients in [0, {n - 1}]")
         if a == b or a in out[b] or (not directed and b in out[a]):
-            raise ValueError(f"pairs: {(a, b)}; two different clients are needed, once")
+            raise ValueError(f"pairs: {[a, b]} is not allowed; expected two different clients, and each pair once")
         out[b].append(a)
         if not directed:
             out[a].append(b)
     return {k: tuple(sorted(js)) for k, js in out.items()}
 
 
-def at_once(reads: Reads, absent: Collection[int] = ()) -> Plan:
-    """Nobody waits."""
+def at_once(reads: Reads, absent: Collection[int] = ()) -> RoundPlan:
+    """The plan of a round in which no client waits."""
     here = _without(reads, absent)
-    return Plan(here, dict.fromkeys(here, frozenset()))
+    return RoundPlan(here, dict.fromkeys(here, frozenset()))
 
 
 def ordered(
@@ -227,7 +254,7 @@ def ordered(
     order: Literal["random", "id"] = "random",
     pick: Literal["fastest", "smallest id"] = "fastest",
     absent: Collection[int] = (),
-) -> Plan:
+) -> RoundPlan:
     """Put the clients in order; each waits for at most ``max_wait`` of the earlier ones it reads.
 
     "fastest" are those that finish first if training takes ``times``, or 1; ties go to the earlier in order. Clients
@@ -236,7 +263,7 @@ def ordered(
     _within("max_wait", max_wait, 0, max((len(js) for js in reads.values()), default=0))
     for field, value, allowed in (("order", order, ("random", "id")), ("pick", pick, ("fastest", "smallest id"))):
         if value not in allowed:
-            raise ValueError(f"{field}: {value!r}; one of {', '.join(allowed)} is allowed")
+            raise ValueError(f'{field}: "{value}" is not allowed; expected one of {", ".join(allowed)}')
     here = _without(reads, absent)
     line = sorted(here)
     if order == "random":
@@ -248,15 +275,15 @@ def ordered(
         waits = sorted(prior, key=rank.__getitem__ if pick == "fastest" else None)[:max_wait]
         fresh[k] = frozenset(waits)
         rank[k] = (max((rank[j][0] for j in waits), default=0.0) + _time(times, k), place)
-    return Plan(here, {k: fresh[k] for k in here})
+    return RoundPlan(here, {k: fresh[k] for k in here})
 
 
-def prior_probability(k: int, fleet: int, neighbours: int, m: int) -> float:
+def prior_probability(k: int, clients: int, neighbours: int, m: int) -> float:
     """Proposition 1: how likely the k-th in order, from 1, reads m earlier ones among its random neighbours."""
-    _within("k", k, 1, fleet)
-    _within("neighbours", neighbours, 0, fleet - 1)
+    _within("k", k, 1, clients)
+    _within("neighbours", neighbours, 0, clients - 1)
     _within("m", m, 0, neighbours)
-    return math.comb(k - 1, m) * math.comb(fleet - k, neighbours - m) / math.comb(fleet - 1, neighbours)
+    return math.comb(k - 1, m) * math.comb(clients - k, neighbours - m) / math.comb(clients - 1, neighbours)
 
 
 def stepwise(max_wait: int, t: int, rounds: int) -> int:
@@ -275,11 +302,11 @@ def _unconnected(reads: Reads) -> set[int]:
             back[j].add(k)
     lost: set[int] = set()
     for ways in (reads, back):
-        found, new = {0}, {0}
+        reached, new = {0}, {0}
         while new:
-            new = {j for k in new for j in ways[k]} - found
-            found |= new
-        lost |= set(reads) - found
+            new = {j for k in new for j in ways[k]} - reached
+            reached |= new
+        lost |= set(reads) - reached
     return lost
 
 
@@ -293,4 +320,4 @@ def _time(times: Mapping[int, float] | None, k: int) -> float:
 
 def _within(field: str, value: float, low: float, high: float = float("inf")) -> None:
     if not low <= value <= high:
-        raise ValueError(f"{field}: {value}; {low} to {high} is allowed")
+        raise ValueError(f"{field}: {value} is not allowed; expected a number in [{low}, {high}]")

@@ -37,11 +37,14 @@ class Part:
 
 def _enough(samples: int, clients: int, each: int, what: str = "samples") -> None:
     if clients < 1:
-        raise ValueError(f"clients {clients} must be at least 1")
+        raise ValueError(f"data.clients: {clients} is not allowed; expected an int >= 1")
     if each < 1:
-        raise ValueError(f"min_samples {each} must be at least 1")
+        raise ValueError(f"data.min_samples: {each} is not allowed; expected an int >= 1")
     if samples < clients * each:
-        raise ValueError(f"{samples:,} {what} are too few for {clients:,} clients with at least {each:,} each")
+        raise ValueError(
+            f"data.clients: {samples:,} {what} are too few for {clients:,} clients with at least {each:,} "
+            "each; set fewer"
+        )
 
 
 def _even(total: int, clients: int) -> np.ndarray:
@@ -102,7 +105,7 @@ def dirichlet(
     """
     _enough(len(labels), clients, min_samples)
     if not 0 < alpha <= 1e6:
-        raise ValueError(f"alpha {alpha} must be above 0 and at most 1e6")
+        raise ValueError(f"data.alpha: {alpha} is not allowed; expected a float in (0, 1000000]")
     counts = _counts(labels, classes)
     if balanced:
         mix = np.stack([rng("mix", k).numpy().dirichlet(np.full(len(counts), alpha)) for k in range(clients)])
@@ -167,11 +170,15 @@ def class_holders(counts: np.ndarray, clients: int, rng: Rng, classes_per_client
     present = int((counts > 0).sum())
     if not 1 <= classes_per_client <= present:
         raise ValueError(
-            f"classes_per_client {classes_per_client} must be between 1 and the {present} classes there are"
+            f"data.classes_per_client: {classes_per_client} is not allowed; "
+            f"expected an int in [1, {present}], the number of classes"
         )
     limit, need = np.minimum(counts, clients), clients * classes_per_client
     if limit.sum() < need:
-        raise ValueError(f"the classes are too small for {clients:,} clients with {classes_per_client} classes each")
+        raise ValueError(
+            f"data.classes_per_client: the classes are too small for {clients:,} clients with "
+            f"{classes_per_client} each; set fewer"
+        )
     quota = np.zeros(len(counts), np.int64)
     draw = rng("holders").numpy()
     order = draw.permutation(len(counts))
@@ -202,7 +209,7 @@ def deal_classes(labels: np.ndarray, holders: Sequence[np.ndarray], clients: int
 def shards(labels: np.ndarray, clients: int, rng: Rng, *, shards_per_client: int) -> Parts:
     """Sorted by label and cut into equal shards (within one), some random ones each (McMahan et al. 2017)."""
     if shards_per_client < 1:
-        raise ValueError(f"shards_per_client {shards_per_client} must be at least 1")
+        raise ValueError(f"data.shards_per_client: {shards_per_client} is not allowed; expected an int >= 1")
     number = clients * shards_per_client
     _enough(len(labels), clients, shards_per_client)
     pieces = _cut(_sorted(labels, rng.numpy().permutation(len(labels))), _even(len(labels), number))
@@ -218,7 +225,7 @@ def lambda_mix(labels: np.ndarray, clients: int, rng: Rng, *, noniid: float) -> 
     """FedPSE: a random share (λ) sorted by label in consecutive pieces, the rest at random; equal sizes within one."""
     _enough(len(labels), clients, 1)
     if not 0 <= noniid <= 1:
-        raise ValueError(f"noniid {noniid} must be between 0 and 1")
+        raise ValueError(f"data.noniid: {noniid} is not allowed; expected a float in [0, 1]")
     order = rng.numpy().permutation(len(labels))
     skewed = round(noniid * len(labels))
     sizes, sorted_sizes = _even(len(labels), clients), _even(skewed, clients)
@@ -256,13 +263,15 @@ def key_groups(
             heapq.heappush(heap, (size + int(counts[i]), k))
         if heap[0][0] < min_samples:
             raise ValueError(
-                f"merged into {clients:,} clients, one has {heap[0][0]:,} samples, under min_samples {min_samples:,}"
+                f"data.clients: a client of {clients:,} would have {heap[0][0]:,} samples; "
+                f"expected at least {min_samples:,}"
             )
         return [values[sorted(group)] for group in groups]
     fit = values[counts >= min_samples]
     if not 1 <= clients <= len(fit):
         raise ValueError(
-            f"clients {clients:,} must be between 1 and {len(fit):,}, the number of keys with at least {min_samples:,} "
+            f"data.clients: {clients:,} is not allowed; expected an int in [1, {len(fit):,}], "
+            f"the keys with at least {min_samples:,} "
             f"samples (of {len(values):,} keys)"
         )
     return [fit[i : i + 1] for i in rng("keys").choice(len(fit), clients)]
@@ -299,34 +308,36 @@ def read_partition(path: Path, samples: int, source: str = "") -> list[Part]:
         with path.open("rb") as stream:
             raw = stream.read(_MAX_FILE + 1)
     except OSError as error:
-        raise ValueError(f"partition_file {path} cannot be read ({error.strerror})") from error
+        raise ValueError(f'data.partition_file: "{path}" cannot be read: {error.strerror}') from error
     if len(raw) > _MAX_FILE:
-        raise ValueError(f"partition_file {path} is longer than {_MAX_FILE:,} bytes")
+        raise ValueError(f"{path}: the file is too large; expected at most {_MAX_FILE:,} bytes")
     try:
         content = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"partition_file {path} is not JSON ({error})") from error
-    where = f"partition_file {path}"
+        raise ValueError(f"{path}: not valid JSON: {error}") from error
+    where = str(path)
     if not isinstance(content, dict) or set(content) - {"clients", "source", "samples"}:
-        raise ValueError(f"{where} must be an object with clients and perhaps source and samples")
+        raise ValueError(f"{where}: expected an object with clients and perhaps source and samples")
     for name, ours in (("source", source), ("samples", samples)):
         if ours and content.get(name, ours) != ours:
-            raise ValueError(f"{where} was made for {name} {content[name]!r}, not {ours!r}")
+            raise ValueError(f"{where}: made for {name} {content[name]!r}; expected {ours!r}")
     clients = content.get("clients")
     if not isinstance(clients, list) or not 1 <= len(clients) <= _MAX_CLIENTS:
-        raise ValueError(f"{where}: clients must be a list of 1 to {_MAX_CLIENTS:,} clients")
+        raise ValueError(f"{where}: clients is not allowed; expected a list of 1 to {_MAX_CLIENTS:,} clients")
     if all(isinstance(client, list) for client in clients):
         lists = [_numbers(client, samples, f"{where}, client {k}") for k, client in enumerate(clients)]
         for k, mine in enumerate(lists):
             if not len(mine):
-                raise ValueError(f"{where}: client {k} has no samples")
+                raise ValueError(f"{where}: client {k} has no samples; expected at least one")
         _once(lists, where)
         none = np.empty(0, np.int64)
         return [Part(mine, none, none) for mine in lists]
     parts = []
     for k, client in enumerate(clients):
         if not isinstance(client, dict) or not {"train", "test"} <= set(client) <= {"train", "validation", "test"}:
-            raise ValueError(f"{where}: client {k} must have train, test and perhaps validation, like all the others")
+            raise ValueError(
+                f"{where}: client {k} has other parts; expected train, test and perhaps validation, as for all clients"
+            )
         part = Part(
             *(
                 _numbers(client.get(n, []), samples, f"{where}, client {k}, {n}")
@@ -334,7 +345,9 @@ def read_partition(path: Path, samples: int, source: str = "") -> list[Part]:
             )
         )
         if not len(part.train) or not len(part.test):
-            raise ValueError(f"{where}: client {k} must have at least one train and one test sample")
+            raise ValueError(
+                f"{where}: client {k} has too few samples; expected at least one train and one test sample"
+            )
         _once([part.test], f"{where}, client {k}")
         parts.append(part)
     learned = [p.train for p in parts] + [p.validation for p in parts]
@@ -344,11 +357,11 @@ def read_partition(path: Path, samples: int, source: str = "") -> list[Part]:
 
 def _numbers(value: object, samples: int, where: str) -> np.ndarray:
     if not isinstance(value, list) or not all(type(i) is int and 0 <= i < samples for i in value):
-        raise ValueError(f"{where}: must be a list of sample numbers from 0 to {samples - 1:,}")
+        raise ValueError(f"{where}: expected a list of sample numbers in [0, {samples - 1:,}]")
     return np.sort(np.array(value, np.int64))
 
 
 def _once(lists: Sequence[np.ndarray], where: str) -> None:
     values, counts = np.unique(np.concatenate(lists), return_counts=True)
     if (counts > 1).any():
-        raise ValueError(f"{where}: sample {values[counts > 1][0]} is used twice")
+        raise ValueError(f"{where}: sample {values[counts > 1][0]} is listed twice; list each sample once")

@@ -30,14 +30,16 @@ def cut(samples: np.ndarray, shares: Sequence[float], rng: Rng, needed: Sequence
 def sizes(total: int, shares: Sequence[float], needed: Sequence[int] = (0,)) -> np.ndarray:
     """How many of so many samples each piece of such a cut has."""
     if total < len(needed):
-        raise ValueError(f"{total} samples cannot be cut into {len(needed)} pieces with at least one each")
-    found = whole(total, shares)
+        raise ValueError(
+            f"data.split: {total} samples of a client are too few for {len(needed)} parts with at least one each"
+        )
+    counts = whole(total, shares)
     for i in needed:
-        if not found[i]:
-            spare = found - np.isin(np.arange(len(found)), needed)
-            found[spare.argmax()] -= 1
-            found[i] += 1
-    return found
+        if not counts[i]:
+            spare = counts - np.isin(np.arange(len(counts)), needed)
+            counts[spare.argmax()] -= 1
+            counts[i] += 1
+    return counts
 
 
 def label_mix(
@@ -51,7 +53,7 @@ def label_mix(
     more of a class than the whole test set has gets all of it.
     """
     if test_samples < 1:
-        raise ValueError(f"test_samples {test_samples} must be at least 1")
+        raise ValueError(f"data.test_samples: {test_samples} is not allowed; expected an int >= 1")
     table = np.stack([whole(test_samples, mix) for mix in mixes])
     mine: list[list[np.ndarray]] = [[] for _ in mixes]
     for label in range(mixes.shape[1]):
@@ -65,5 +67,8 @@ def label_mix(
                 mine[k].append(pool[np.arange(a, b) % len(pool)])
     for k, pieces in enumerate(mine):
         if not pieces:
-            raise ValueError(f"the test set has no samples left of the classes of client {k}; allow test_overlap")
+            raise ValueError(
+                f"data.test_samples: the test set has too few samples of the classes of client {k}; "
+                "set data.test_overlap = true"
+            )
     return [np.sort(np.concatenate(pieces)) for pieces in mine]

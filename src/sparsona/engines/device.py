@@ -2,134 +2,39 @@
 
 from __future__ import annotations
 
-import mmap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Literal
+from functools import cached_property
 
 import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from sparsona.core.layout import Vector
-from sparsona.core.portable import Bases
+from sparsona.core.layout import CPU, Vector
+from sparsona.core.model import Model, as_model
 from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData, Samples
-from sparsona.core.task import Task, correct, loss
-from sparsona.core.training import Ctx, Training, train
-from sparsona.core.wire import Message, Values, decode, encode, is_finite
-from sparsona.engines.store import Blob, here
-from sparsona.engines.values import dumps, loads, types_of
-from sparsona.method import (
-    Client,
-    Composed,
-    Finishing,
-    Inbox,
-    Method,
-    Model,
-    PeerMethod,
-    Telling,
-    Voter,
-    Welcoming,
-)
-
-Wants = tuple[Literal["score", "model", "bytes"], ...]  # what else a job should bring back; the message as bytes
-Raw = Message | Blob | memoryview | Path  # a message, its bytes, or where they lie
-_MAX = 1 << 40  # messages are bounded where they come from a network; models of any size may pass between processes
-
-
-@dataclass(frozen=True)
-class Score:
-    """How a model does on a client's test samples."""
-
-    correct: int
-    samples: int
-    loss: float  # summed over samples
-
-
-@dataclass(frozen=True)
-class Sent:
-    """An encoded message, and how many of its bytes are values."""
-
-    data: Blob
-    value_nbytes: int
-
-
-def encoded(raw: Raw) -> bytes | memoryview:
-    """A message's bytes, wherever they lie."""
-    if isinstance(raw, Message):
-        return encode(raw)
-    return raw if isinstance(raw, memoryview) else here(raw)
-
-
-class Mail(Mapping[str | int, Message]):
-    """An inbox whose messages are decoded when they are asked for, one at a time: peers may have many large ones."""
-
-    def __init__(self, raw: Mapping[str | int, Raw]) -> None:
-        self._raw = raw
-        self._last: tuple[str | int, Message] | None = None  # who asks twice in a row gets the same
-
-    def __getitem__(self, sender: str | int) -> Message:
-        message = self._raw[sender]
-        if isinstance(message, Message):
-            return message
-        if self._last is None or self._last[0] != sender:
-            self._last = None  # before the next is made
-            data = _mapped(message) if isinstance(message, Path) else encoded(message)
-            self._last = (sender, decode(data, max_bytes=_MAX))
-        return self._last[1]
-
-    def __iter__(self) -> Iterator[str | int]:
-        return iter(self._raw)
-
-    def __len__(self) -> int:
-        return len(self._raw)
-
-
-@dataclass(frozen=True)
-class Job:
-    """One thing to do for client k in round t."""
-
-    kind: Literal["local", "evaluate", "shared", "validate", "finish", "post", "adapt"]
-    t: int
-    k: int
-    client: Blob | None  # its value, None if it has not joined yet
-    inbox: Mapping[str | int, Raw] = field(default_factory=dict)  # decoded or not, or where it lies
-    wants: Wants = ()
-
-
-@dataclass(frozen=True)
-class Absent:
-    """Why a client of a real fleet gave no answer that counts."""
-
-    why: str
-    reached: bool = True  # whether the job got as far as the client
-    reset: bool = False  # whether the client has lost what it kept, and begins anew
-
-
-@dataclass(frozen=True)
-class Result:
-    """What came of a job."""
-
-    k: int
-    client: Blob | None = None
-    message: Message | None = None
-    sent: Sent | None = None  # the message, encoded, if that was wanted
-    vote: bool | None = None
-    notes: dict[str, float] | None = None
-    score: Score | None = None
-    flops: int = 0
-    forward: int = 0  # the part of them that went forward
-    finite: bool = True  # whether the model that training ended with is free of NaN and Inf
-    seconds: float = 0.0  # for the timing log alone: never in results, which repeat to the bit
-    absent: Absent | None = None  # on a real fleet: there is no answer, and this is why
+from sparsona.core.star import adapted
+from sparsona.core.task import Task
+from sparsona.core.training import Ctx, SgdTraining
+from sparsona.core.wire import Message, Values, encode, is_finite
+from sparsona.engines.hardware import repeatable
+from sparsona.engines.jobs import Job, Mail, Result, Score, Sent
+from sparsona.engines.measure import Measure, Measuring
+from sparsona.engines.resident import Resident
+from sparsona.engines.store import here
+from sparsona.engines.values import Types, dumps, loads, to, types_of
+from sparsona.method import VOTE, Capabilities, Client, Inbox, Method, Server, capabilities
 
 
 @dataclass(frozen=True)
 class Device:
-    """A method with its task and data; it holds no state between jobs."""
+    """A method with its task and data; it holds no state between jobs.
+
+    Its task may lie on an accelerator, and so does then all that the hooks of a job are given and make. Data, values
+    and messages come from the host and go back to it here, and nowhere else.
+    """
 
     method: Method
     task: Task
@@ -140,6 +45,17 @@ class Device:
     rounds: int
     test_batch: int = 128
     adapt_epochs: int = 1
+    measures: Mapping[str, Measure] = field(default_factory=dict)  # what scores hold beside accuracy and loss
+    cache: int = 1 << 31  # bytes of clients' data that stay on an accelerator
+    tf32: bool = False  # whether an accelerator may round products of float32
+
+    @cached_property
+    def _able(self) -> Capabilities:
+        return capabilities(self.method)
+
+    @cached_property
+    def _types(self) -> Types:
+        return types_of(self.method)
 
     def ctx(self, t: int, *key: int | str) -> Ctx:
         """The context of round t, with randomness keyed by seed, purpose, round and client."""
@@ -147,52 +63,60 @@ class Device:
 
     def handle(self, job: Job) -> Result:
         """Do a job."""
-        began, flops, forward = time.perf_counter(), self.task.flops, self.task.forward
-        k, t = job.k, job.t
+        with repeatable(self.task.device, tf32=self.tf32):
+            return self._handle(job)
+
+    def _handle(self, job: Job) -> Result:
+        began, flops, forward, charges = time.perf_counter(), self.task.flops, self.task.forward, self.task.charges
+        k, t, able = job.k, job.t, self._able
         if job.kind in ("shared", "validate", "finish"):
             client = None
         elif job.client is None:
             client = self.method.join(k, self.ctx(0, "join", k))
         else:
-            client = loads(here(job.client), types_of(self.method))
-        inbox = Mail(job.inbox)
+            client = self._here(loads(here(job.client), self._types))
+        inbox = Mail(job.inbox, self.task.device)
         message: Message | None = None
         match job.kind:
             case "local":
                 ctx = self.ctx(t, "local", t, k)
-                client, message, model = self.method.local(client, inbox, self.local(k), ctx)
-                finite = not isinstance(model, Tensor) or is_finite(model)
+                client, message, predictor = self.method.local(client, inbox, self.data(k), ctx)
+                model, vote = as_model(self.task, predictor), None
+                if able.peer is not None and VOTE in message:
+                    vote, message = message.part(VOTE, bool), _without_vote(message)
                 result = Result(
                     k,
                     _kept(client),
-                    vote=self.method.vote(client) if isinstance(self.method, Voter) else None,
-                    notes=self.method.notes(client, ctx) if isinstance(self.method, Telling) else None,
-                    flops=self.task.flops - flops,
-                    forward=self.task.forward - forward,
+                    vote=vote,
+                    notes=(able.reports.report(client, None, k, ctx).figures or None) if able.reports else None,
+                    flops=None if self.task.charges == charges else self.task.flops - flops,
+                    forward=None if self.task.charges == charges else self.task.forward - forward,
                     score=self.score(model, k) if "score" in job.wants else None,
-                    finite=finite,
+                    finite=is_finite(model.vectors()),
                 )
             case "evaluate":
-                model = self.method.personal(client, inbox, self.local(k), self.ctx(t, "personal", t, k))
+                model = self.personal(client, inbox, self.data(k), t, k)
                 message = _written(model) if "model" in job.wants else None
                 result = Result(k, score=self.score(model, k))
             case "adapt":
-                client, model = self.adapted(client, inbox, self.local(k), self.ctx(t, "adapt", k))
+                client, model = self.adapted(client, inbox, self.data(k), self.ctx(t, "adapt", k))
                 message = _written(model) if "model" in job.wants else None
                 result = Result(k, _kept(client), score=self.score(model, k))
             case "shared":
-                result = Result(k, score=self.score(self.shared(inbox, t), k))
+                result = Result(k, score=self.score(as_model(self.task, self._received(inbox)), k))
             case "validate":
-                held = self.local(k).validation
-                result = Result(k, score=self.score(self.shared(inbox, t), k, held))
+                held = self.data(k).validation
+                result = Result(k, score=self.score(as_model(self.task, self._received(inbox)), k, held))
             case "finish":
-                model = self.finished(inbox["server"]["theta"].values, t, k)
+                model = self.finished(self._received(inbox), t, k)
                 message = _written(model) if "model" in job.wants else None
                 result = Result(k, score=self.score(model, k))
             case "post":
-                assert isinstance(self.method, PeerMethod)
-                message = self.method.post(client, self.ctx(0, "post", k))
+                assert able.peer is not None
+                message = able.peer.post(client, self.ctx(0, "post", k))
                 result = Result(k, _kept(client))
+        if message is not None and not self._on_host:
+            message = message.to(CPU)
         if message is not None and "bytes" in job.wants:
             finite = result.finite and message.finite()  # who gets bytes does not look inside
             result = replace(result, sent=Sent(encode(message), message.value_nbytes), finite=finite)
@@ -200,39 +124,75 @@ class Device:
             result = replace(result, message=message)
         return replace(result, seconds=time.perf_counter() - began)
 
-    def shared(self, inbox: Inbox, t: int) -> Model:
-        """The shared model that the server sent as one vector."""
-        theta: Vector = inbox["server"]["theta"].values
-        return self.method.opened(theta, self.ctx(t, "shared")) if isinstance(self.method, Composed) else theta
+    @property
+    def _on_host(self) -> bool:
+        return self.task.device == CPU
 
-    def finished(self, theta: Vector, t: int, k: int) -> Model:
+    @cached_property
+    def _resident(self) -> Resident:
+        return Resident(self.task.device, self.cache)
+
+    def _here(self, value: Client) -> Client:
+        """A client's value where the task lies."""
+        return value if self._on_host else to(value, self.task.device)
+
+    def data(self, k: int) -> LocalData:
+        """What client k may learn from, where the task lies."""
+        return self.local(k) if self._on_host else self._resident.local(k, self.local)
+
+    def tests(self, k: int) -> Samples:
+        """Client k's test samples, where the task lies."""
+        return self.test(k) if self._on_host else self._resident.samples(("test", k), lambda: self.test(k))
+
+    def personal(self, client: Client, inbox: Inbox, data: LocalData, t: int, k: int) -> Model:
+        """The model that client k would use after round t."""
+        return as_model(self.task, self.method.personal(client, inbox, data, self.ctx(t, "personal", t, k)))
+
+    def shared(self, server: Server) -> Vector:
+        """The server's one model as it is sent: one vector after the other, if there are several."""
+        shares = capabilities(self.method).shares
+        assert shares is not None
+        return shares.shared(server).flatten()
+
+    def _received(self, inbox: Inbox) -> Tensor:
+        return self.rows(inbox["server"]["theta"].values)
+
+    def rows(self, sent: Vector) -> Tensor:
+        """A shared model that was sent: a vector [d], or several [n, d]."""
+        rows = sent.view(-1, self.task.layout.dim)
+        return rows[0] if len(rows) == 1 else rows
+
+    def finished(self, shared: Tensor, t: int, k: int) -> Model:
         """Client k's own model, tuned from the shared one of round t."""
-        assert isinstance(self.method, Finishing)
-        return self.method.finish(theta, self.local(k), self.ctx(t, "finish", k))
+        finetunes = capabilities(self.method).finetunes
+        assert finetunes is not None
+        return as_model(self.task, finetunes.finish(shared, self.data(k), self.ctx(t, "finish", k)))
 
     def adapted(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Model]:
         """A newcomer and its model: as its method personalises for it, or the model it would use, tuned as a whole."""
-        if isinstance(self.method, Welcoming):
-            return self.method.welcome(client, inbox, data, self.adapt_epochs, ctx)
+        welcomes = capabilities(self.method).welcomes
+        if welcomes is not None:
+            client, predictor = welcomes.welcome(client, inbox, data, self.adapt_epochs, ctx)
+            return client, as_model(self.task, predictor)
         model = self.method.personal(client, inbox, data, ctx)
-        assert isinstance(self.method, Training)
-        rows = model.rows if isinstance(model, Bases) else [model]
-        begun = replace(ctx, t=0)  # whatever the schedule has made of the others' rate, and as newcomers' gates learn
-        tuned = []
-        for row in rows:
-            assert isinstance(row, Tensor), "models that are not made of vectors have their own way to adapt"
-            tuned.append(train(self.method, row, data.train, begun, purpose="adapt", epochs=self.adapt_epochs))
-        return client, Bases(self.task, torch.stack(tuned)) if isinstance(model, Bases) else tuned[0]
+        assert isinstance(self.method, SgdTraining)
+        assert isinstance(model, Tensor), "models that are not made of vectors have their own way to adapt"
+        rows = model.view(-1, self.task.layout.dim)
+        tuned = torch.stack([adapted(self.method, self.adapt_epochs, row, data, ctx) for row in rows])
+        return client, as_model(self.task, tuned.view(model.shape))
 
     def score(self, model: Model, k: int, samples: Samples | None = None) -> Score:
         """The model on client k's test samples, or on others."""
+        objective, measuring = self.task.objective, Measuring(self.measures)
         right, total, n = 0, 0.0, 0
-        for x, y in (self.test(k) if samples is None else samples).all(self.test_batch):
-            logits = self.task.logits(model, x) if isinstance(model, torch.Tensor) else model(x)
-            right += correct(logits, y)
-            total += float(loss(logits, y, reduction="sum"))
-            n += len(y)
-        return Score(right, n, total)
+        for x, y in (self.tests(k) if samples is None else samples).all(self.test_batch):
+            outputs = model.logits(x)
+            right += objective.correct(outputs, y) or 0
+            total += objective.total(outputs, y)
+            n += objective.count(y)
+            if self.measures:
+                measuring.add(outputs.to(CPU), y.to(CPU))
+        return Score(None if objective.target == "number" else right, n, total, measuring.values())
 
     def exported(self, message: Message) -> bytes:
         """A model that was asked for, as a safetensors file; several have the names that the exported module has."""
@@ -247,14 +207,13 @@ class Device:
 
 def _written(model: Model) -> Message | None:
     """A model as one or several vectors, if it is made of such."""
-    if isinstance(model, Bases):
-        return Message(model=Values(model.rows.flatten()))
-    return Message(model=Values(model)) if isinstance(model, Tensor) else None
+    vectors = model.vectors()
+    return Message(model=Values(vectors.flatten())) if len(vectors) else None
 
 
-def _mapped(path: Path) -> memoryview:
-    with path.open("rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+def _without_vote(message: Message) -> Message:
+    """What neighbours get of a message."""
+    return Message(**{name: part for name, part in message.items() if name != VOTE})
 
 
 def _kept(client: Client) -> bytes | None:

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterable, Iterator
 
-from sparsona.engines.device import Device, Job, Result
+import torch
+
+from sparsona.core.text import one_line
+from sparsona.engines.device import Device
+from sparsona.engines.jobs import Job, Result
 
 
 class ClientFailed(RuntimeError):
     """A method's code raised on a device."""
 
     def __init__(self, job: Job, reason: str, trace: str) -> None:
-        super().__init__(f"client {job.k} failed in round {job.t + 1} ({job.kind}): {reason}")
+        super().__init__(f"client {job.k} failed in round {job.t + 1} ({job.kind}): {one_line(reason)}")
         self.trace = trace  # where it happened, for whoever mends the method
 
 
-class Local:
+def reason(error: Exception) -> str:
+    """Why a job failed; of what a user can mend on a GPU, how."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return (
+            "the GPU is out of memory; lower engine.workers or engine.device_cache when you resume, or method.batch or "
+            "evaluate.batch in a new run"
+        )
+    if operation := re.match(r"(\S+) does not have a deterministic implementation", str(error)):
+        return (
+            f"{operation[1]} has no deterministic kernel on this device; use another layer in the model, or "
+            "engine.device=cpu"
+        )
+    return f"{type(error).__name__}: {error}"
+
+
+class LocalEngine:
     """Runs jobs one by one."""
 
     def __init__(self, device: Device) -> None:
@@ -28,7 +48,7 @@ class Local:
             try:
                 yield self.device.handle(job)
             except Exception as error:  # whatever a method or a model raises
-                raise ClientFailed(job, f"{type(error).__name__}: {error}", traceback.format_exc()) from error
+                raise ClientFailed(job, reason(error), traceback.format_exc()) from error
 
     def close(self) -> None:
         """Nothing to leave behind."""

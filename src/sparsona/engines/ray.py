@@ -1,6 +1,6 @@
 """Workers of a Ray cluster, on this machine or others: like the pool, and bit-equal to ``local``.
 
-A client is always given to the same worker. What it keeps, and what it tells its peers, stays in Ray's memory on the
+A client is always given to the same worker. Its state and its messages to peers stay in Ray's memory on the
 machine where it was made, and whoever needs it next, the worker itself or one that reads a neighbour, fetches it from
 there. The engine has only a reference, and gets the bytes of the last of each for a checkpoint; what a server merges
 comes to it, of course, and so does what is too small to be worth a reference.
@@ -15,33 +15,35 @@ import socket
 import sys
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told; it is read on import
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports; Ray reads this on import
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or it warns at every start
 
 import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayError
 
 from sparsona.core.arithmetic import arithmetic
-from sparsona.core.wire import Message, decode, encode
-from sparsona.engines.device import Job, Raw, Result, Sent, encoded
-from sparsona.engines.frames import read_result, result_parts, same_message
-from sparsona.engines.local import ClientFailed
-from sparsona.engines.parcels import one_line
+from sparsona.core.text import one_line
+from sparsona.core.wire import Message, encode
+from sparsona.engines.channel import same_message
+from sparsona.engines.codec import job_parts, read_job, read_result, result_parts
+from sparsona.engines.hardware import AUTO_PER_GPU
+from sparsona.engines.jobs import Job, Raw, Result, encoded
+from sparsona.engines.local import ClientFailed, reason
 from sparsona.engines.pool import WorkerDied
 from sparsona.engines.store import Blob, Elsewhere, here
 
-_AHEAD = 4  # jobs per worker that may be under way or done but waiting for an earlier one: bounds memory
+_AHEAD = 4  # jobs per worker that may be running, or finished but waiting for an earlier one: bounds memory
 _STARTS_WITHIN = 300.0  # seconds for a worker to be given a processor and to build its device
 _SMALL = 100 << 10  # bytes up to which Ray sends something along with a call or its answer
 
 
-class _Held(Elsewhere):
-    """What a client keeps or said, in Ray's memory; it goes when nobody refers to it any more."""
+class _RayBlob(Elsewhere):
+    """A client's state or message in Ray's memory, freed when the last reference is gone."""
 
     def __init__(self, ref: Any, nbytes: int, k: int) -> None:
         self.ref, self.nbytes, self.k = ref, nbytes, k
@@ -52,7 +54,7 @@ class _Held(Elsewhere):
             data: bytes = ray.get(self.ref)
         except RayError as error:
             raise WorkerDied(
-                f"what client {self.k} kept or said is lost with the machine that had it: {one_line(error)}"
+                f"the state or message of client {self.k} is lost, as its machine left the cluster: {one_line(error)}"
             ) from error
         return data
 
@@ -66,13 +68,20 @@ def _look_for(address: str) -> None:
     if address in ("", "auto"):
         return
     host, colon, port = address.removeprefix("ray://").rpartition(":")
-    what = 'must be host:port of a Ray cluster (ray start --head tells it), or "auto" for one on this machine'
+    what = 'expected host:port of a Ray cluster, as printed by ray start --head, or "auto" for one on this machine'
     if not colon or not host or not port.isdigit():
-        raise ValueError(f"engine.address = {address!r}: {what}")
+        raise ValueError(f'engine.address: "{address}" is not allowed; {what}')
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
     except (OSError, OverflowError) as error:
-        raise ValueError(f"engine.address = {address!r}: nobody listens there ({error}); it {what}") from error
+        raise ValueError(f'engine.address: "{address}" cannot be reached ({error}); {what}') from error
+
+
+def _fitting(workers: int, devices: Sequence[str]) -> int:
+    """So many workers, or as many as the cluster has room for: one for each processor, two for each GPU."""
+    have = ray.cluster_resources()
+    gpus = 0 if devices == ("cpu",) else int(have.get("GPU", 0))
+    return max(1, min(workers, int(have.get("CPU", 1)), *([AUTO_PER_GPU * gpus] if gpus else [])))
 
 
 class _Worker:
@@ -87,26 +96,36 @@ class _Worker:
         """Whether it is built."""
         return True
 
-    def do(self, head: dict[str, Any], client: bytes | None, *letters: bytes) -> tuple[dict[str, Any], Any, Any]:
-        """A job: the head of its result, the client's value and the message, each to be fetched by itself."""
+    def do(self, head: dict[str, Any], *blobs: bytes) -> tuple[dict[str, Any], Any, Any]:
+        """Run a job: the head of its result and up to two blobs, each fetched separately."""
         try:
-            inbox: dict[str | int, Raw] = dict(zip(head["senders"], letters, strict=True))
-            job = Job(head["kind"], head["t"], head["k"], client, inbox, tuple(head["wants"]))
             with arithmetic():
-                result = self.device.handle(job)
-            told, blobs = result_parts(result)
-            message = blobs[-1] if told["spoke"] or told["sent"] is not None else None
-            kept = None if result.client is None else here(result.client)
-            told["sizes"] = [None if blob is None else len(blob) for blob in (kept, message)]
-            return told, kept, message
-        except Exception as error:  # whatever it is, the engine must hear of it
-            return {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}, None, None
+                result = self.device.handle(read_job(head, blobs, trusted=True))
+            answer, parts = result_parts(result)
+            data = [here(part) for part in parts]
+            first, second, *_ = [*data, None, None]
+            return answer | {"sizes": [len(part) for part in data]}, first, second
+        except Exception as error:  # whatever it is, the engine must know
+            return {"error": reason(error), "trace": traceback.format_exc()}, None, None
 
 
-class Cluster:
-    """Runs jobs on workers that build their device from ``build`` ("module:function") and its arguments."""
+class RayEngine:
+    """Runs jobs on workers that build their device from ``build`` ("module:function") and its arguments.
 
-    def __init__(self, workers: int, build: str, arguments: dict[str, Any], address: str = "") -> None:
+    Workers take the ``devices``, which are arguments too, in turn. With ``fewer``, there are no more of them than the
+    cluster has processors, or two for each of its GPUs.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        build: str,
+        arguments: dict[str, Any],
+        address: str = "",
+        devices: Sequence[str] = ("cpu",),
+        *,
+        fewer: bool = False,
+    ) -> None:
         self._ours = not ray.is_initialized()
         if self._ours:
             _look_for(address)
@@ -117,11 +136,12 @@ class Cluster:
                 ray.init(log_to_driver=False, logging_level=logging.ERROR, **where)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise ValueError(
-                    f"engine.address = {address!r}: no Ray cluster can be reached there: {one_line(error)}"
+                    f'engine.address: no Ray cluster can be reached at "{address}": {one_line(error)}'
                 ) from error
         actor: Any = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
-        path = [p for p in sys.path if Path(p).is_dir()]
-        self._workers: list[Any] = [actor.remote(build, arguments, path) for _ in range(workers)]
+        path = [str(Path(p).absolute()) for p in sys.path if Path(p).is_dir()]  # "" is where we are, not a worker
+        places = [devices[i % len(devices)] for i in range(_fitting(workers, devices) if fewer else workers)]
+        self._workers: list[Any] = [actor.remote(build, arguments | {"device": place}, path) for place in places]
         self._files: dict[Path, Any] = {}  # where those lie that were read for these jobs already
         self._last: tuple[Message, Any] | None = None  # a broadcast lies there once
 
@@ -131,13 +151,15 @@ class Cluster:
         if have < len(self._workers):
             wanted = len(self._workers)
             self.close()
-            raise ValueError(f"engine.workers = {wanted}: the Ray cluster has {have} processors, and each takes one")
+            raise ValueError(
+                f"engine.workers: {wanted} is not allowed; expected an int <= {have}, the processors of the Ray cluster"
+            )
         for i, worker in enumerate(self._workers):
             try:
                 ray.get(worker.ready.remote(), timeout=_STARTS_WITHIN)
             except GetTimeoutError as error:
                 self.close()
-                free = "the cluster's processors may be in use by others"
+                free = "other programs may use the cluster's processors"
                 raise WorkerDied(f"worker {i} did not start within {_STARTS_WITHIN:g} seconds; {free}") from error
             except RayError as error:
                 self.close()
@@ -163,11 +185,9 @@ class Cluster:
             ray.shutdown()
 
     def _give(self, job: Job) -> list[Any]:
-        head = {"kind": job.kind, "t": job.t, "k": job.k, "wants": list(job.wants), "senders": list(job.inbox)}
-        client = None if job.client is None else self._letter(job.client)
-        letters = [self._letter(raw) for raw in job.inbox.values()]
+        head, blobs = job_parts(job)
         worker = self._workers[job.k % len(self._workers)]
-        answer: list[Any] = worker.do.options(num_returns=3).remote(head, client, *letters)
+        answer: list[Any] = worker.do.options(num_returns=3).remote(head, *map(self._reference, blobs))
         return answer
 
     def _take(self, job: Job, answer: list[Any]) -> Result:
@@ -175,27 +195,19 @@ class Cluster:
             head = ray.get(answer[0])
             if "error" in head:
                 raise ClientFailed(job, head["error"], head["trace"])
-            client, message = (
-                None if size is None else _Held(ref, size, job.k)
-                for ref, size in zip(answer[1:], head["sizes"], strict=True)
-            )
-            result = read_result(head | {"kept": False, "spoke": False, "sent": None}, [])
-            if head["spoke"] and message is not None:
-                result = replace(result, message=decode(message.fetch(), max_bytes=sys.maxsize))
-            elif message is not None:
-                result = replace(result, sent=Sent(message.settled(), head["sent"]))
-            return result if client is None else replace(result, client=client.settled())
+            blobs = [_RayBlob(ref, size, job.k).settled() for ref, size in zip(answer[1:], head["sizes"], strict=False)]
+            return read_result(head, blobs, trusted=True)
         except ObjectLostError as error:
             raise WorkerDied(
-                f"what client {job.k} needs is lost with the machine it was on: {one_line(error)}"
+                f"the data for client {job.k} is lost, as its machine left the cluster: {one_line(error)}"
             ) from error
         except RayError as error:
             what = f"while client {job.k} ran in round {job.t + 1} ({job.kind})"
             raise WorkerDied(f"worker {job.k % len(self._workers)} died {what}: {one_line(error)}") from error
 
-    def _letter(self, raw: Raw) -> Any:
+    def _reference(self, raw: Raw) -> Any:
         """An encoded message or a value, or where it lies, for workers to fetch."""
-        if isinstance(raw, _Held):
+        if isinstance(raw, _RayBlob):
             return raw.ref
         if isinstance(raw, Message):
             if self._last is None or not same_message(self._last[0], raw):

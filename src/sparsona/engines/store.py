@@ -1,11 +1,11 @@
-"""What a run knows: client values, the server and the progress, in one SQLite file that survives a kill at any moment.
+"""What a run knows, clients, server and progress, in one SQLite file that survives a kill at any moment.
 
 SQLite gives what a checkpoint needs: a round is one transaction, so the file always holds the end of a whole round;
-only the clients that changed are written; and memory does not grow with the number of clients. What peers tell each
-other lies there too, or, where a message is large, in a file beside it, which workers read by themselves.
+only the clients that changed are written; and memory does not grow with the number of clients. Messages
+between peers lie there too, or, if they are large, in files beside it, which workers read directly.
 
 An engine may leave what its workers made where they made it (``Elsewhere``). Such values and messages are handed on
-without being looked at, and are fetched for a checkpoint alone: the last of each.
+without being looked at, and are fetched only for a checkpoint: the last of each.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from __future__ import annotations
 import json
 import sqlite3
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparsona.engines.files import write
+from sparsona.engines.atomic_file import write
 
 
 class Elsewhere(ABC):
@@ -59,24 +60,24 @@ class Checkpoint:
     """The end of a round."""
 
     rounds_done: int
-    server: bytes  # without the parts that are kept by themselves
-    progress: dict[str, Any]  # totals, latest scores, lengths of the result files
+    server: bytes  # without the parts that are stored separately
+    progress: dict[str, Any]  # the best model's round, votes, lengths of the result files
 
 
-_Name = int | tuple[int, int]  # a client's value, or what it said in a round
+_Name = int | tuple[int, int]  # a client's value, or its message of a round
 
 
 @dataclass
-class _Away:
+class _Unfetched:
     """What lies elsewhere, and which of it is not in the file yet."""
 
     values: dict[int, Elsewhere] = field(default_factory=dict)
     letters: dict[tuple[int, int], Elsewhere] = field(default_factory=dict)
     unwritten: set[_Name] = field(default_factory=set)
 
-    def copy(self) -> _Away:
+    def copy(self) -> _Unfetched:
         """As it is now, whatever becomes of it."""
-        return _Away(dict(self.values), dict(self.letters), set(self.unwritten))
+        return _Unfetched(dict(self.values), dict(self.letters), set(self.unwritten))
 
     def forget(self, name: _Name) -> None:
         """It is not there, or of no use any more."""
@@ -92,8 +93,8 @@ class Store:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self._away = _Away()
-        self._before = _Away()  # as it was when the last round began
+        self._away = _Unfetched()
+        self._before = _Unfetched()  # as it was when the last round began
         self._box = None if path is None else path.absolute().with_suffix(".mail")
         try:
             self._db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None, timeout=1)
@@ -102,8 +103,11 @@ class Store:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.execute("PRAGMA cache_size = -65536")
+            self._db.execute("BEGIN IMMEDIATE")  # all tables at once: each would write its pages to the log again
             self._db.execute("CREATE TABLE IF NOT EXISTS clients (k INTEGER PRIMARY KEY, value BLOB NOT NULL)")
+            self._db.execute("CREATE TABLE IF NOT EXISTS versions (k INTEGER PRIMARY KEY, version TEXT NOT NULL)")
             self._db.execute("CREATE TABLE IF NOT EXISTS parts (name TEXT PRIMARY KEY, value BLOB NOT NULL)")
+            self._db.execute("CREATE TABLE IF NOT EXISTS scores (k INTEGER PRIMARY KEY, score TEXT NOT NULL)")
             self._db.execute(
                 "CREATE TABLE IF NOT EXISTS mail (k INTEGER, t INTEGER, data BLOB NOT NULL, value_nbytes INTEGER "
                 "NOT NULL, PRIMARY KEY (k, t)) WITHOUT ROWID"
@@ -112,9 +116,14 @@ class Store:
                 "CREATE TABLE IF NOT EXISTS checkpoint (one INTEGER PRIMARY KEY CHECK (one = 1), "
                 "rounds INTEGER NOT NULL, server BLOB NOT NULL, progress TEXT NOT NULL)"
             )
+            self._db.execute("COMMIT")
             self._db.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
-            busy = "another process is at work on this run" if "locked" in str(error) else str(error)
+            busy = (
+                "another process is using this run; wait until it ends, or stop it"
+                if "locked" in str(error)
+                else str(error)
+            )
             raise StoreError(f"cannot open the state in {path}: {busy}") from error
 
     def client(self, k: int) -> Blob | None:
@@ -134,7 +143,7 @@ class Store:
         self._do("SAVEPOINT round")
 
     def back(self) -> None:
-        """Forget what was put since the round began, which goes on."""
+        """Roll back what was put since the round began; the round continues."""
         self._away = self._before.copy()
         self._do("ROLLBACK TO round")
 
@@ -151,9 +160,23 @@ class Store:
         """Client k has no value any more, as before it joined; kept with the round."""
         self._away.forget(k)
         self._do("DELETE FROM clients WHERE k = ?", (k,))
+        self._do("DELETE FROM versions WHERE k = ?", (k,))
+
+    def version(self, k: int) -> str | None:
+        """On a fleet, the version of client k's value, which stays on its device; None if it has none yet."""
+        row = self._do("SELECT version FROM versions WHERE k = ?", (k,)).fetchone()
+        return None if row is None else row[0]
+
+    def versions(self) -> dict[int, str]:
+        """On a fleet, the versions of all clients that have a value."""
+        return dict(self._do("SELECT k, version FROM versions ORDER BY k").fetchall())
+
+    def put_version(self, k: int, version: str) -> None:
+        """The version of client k's new value, kept with the round."""
+        self._do("INSERT OR REPLACE INTO versions VALUES (?, ?)", (k, version))
 
     def mail(self, k: int, before: int) -> tuple[Letter, int]:
-        """What client k last told its peers in a round before this one, encoded, and how many bytes are values."""
+        """Client k's last message to its peers before this round, encoded, and how many of its bytes are values."""
         sql = "SELECT data, value_nbytes, t FROM mail WHERE k = ? AND t < ? ORDER BY t DESC LIMIT 1"
         row = self._do(sql, (k, before)).fetchone()
         if row is None:
@@ -161,8 +184,12 @@ class Store:
         letter = self._away.letters.get((k, row[2]))
         return letter or bytes(row[0]) or self._file(k, row[2]), int(row[1])
 
+    def mailed(self, k: int) -> int:
+        """The round of client k's last message."""
+        return int(self._do("SELECT max(t) FROM mail WHERE k = ?", (k,)).fetchone()[0])
+
     def put_mail(self, k: int, t: int, data: Blob, value_nbytes: int) -> None:
-        """What client k tells its peers in round t, kept with the round."""
+        """Keep client k's message to its peers in round t."""
         self._away.forget((k, t))
         if isinstance(data, Elsewhere):
             self._away.letters[k, t] = data
@@ -182,7 +209,7 @@ class Store:
         return data
 
     def forget_mail(self, before: int) -> None:
-        """Drop what clients said before a round, unless it is the last that they said."""
+        """Drop messages from before a round, except each client's last."""
         self._do(
             "DELETE FROM mail AS old WHERE t < ? AND EXISTS "
             "(SELECT 1 FROM mail AS new WHERE new.k = old.k AND new.t > old.t)",
@@ -194,7 +221,7 @@ class Store:
                 self._away.forget(name)
 
     def part(self, name: str) -> bytes:
-        """A part of the server's value that is kept by itself."""
+        """A part of the server's value that is stored separately."""
         row = self._do("SELECT value FROM parts WHERE name = ?", (name,)).fetchone()
         if row is None:
             raise StoreError(f"the checkpoint in {self.path or 'memory'} is damaged: it has no {name}")
@@ -203,6 +230,14 @@ class Store:
     def put_part(self, name: str, value: bytes) -> None:
         """A part of the server's value that changed, kept with the round."""
         self._do("INSERT OR REPLACE INTO parts VALUES (?, ?)", (name, value))
+
+    def scores(self) -> dict[int, str]:
+        """Each client's last score after training, as text, in the order of clients."""
+        return dict(self._do("SELECT k, score FROM scores ORDER BY k").fetchall())
+
+    def put_scores(self, scores: Mapping[int, str]) -> None:
+        """Clients' new scores, kept with the round; those of all others stay, and are not written again."""
+        self._do_all("INSERT OR REPLACE INTO scores VALUES (?, ?)", scores.items())
 
     def end_round(self, checkpoint: Checkpoint) -> None:
         """The round is whole; the checkpoint belongs to it, so that clients and server never come apart."""
@@ -224,7 +259,7 @@ class Store:
     def rescue(self) -> None:
         """Commit the rounds that are whole and forget one that is not: for the moment when everything else fails."""
         try:
-            whole = self._db.in_transaction  # or SQLite has gone back by itself: what is written now would stand alone
+            whole = self._db.in_transaction  # or SQLite rolled back: a write now would be outside of the transaction
         except sqlite3.ProgrammingError:  # it is closed: the run was over
             whole = False
         if not whole:
@@ -272,6 +307,14 @@ class Store:
         try:
             return self._db.execute(sql, values)
         except sqlite3.Error as error:
-            raise StoreError(
-                f"cannot write or read the state in {self.path or 'memory'}: {error}; the last checkpoint is intact"
-            ) from error
+            raise self._failure(error) from error
+
+    def _do_all(self, sql: str, rows: Iterable[tuple[object, ...]]) -> None:
+        try:
+            self._db.executemany(sql, rows)
+        except sqlite3.Error as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: sqlite3.Error) -> StoreError:
+        where = self.path or "memory"
+        return StoreError(f"cannot write or read the state in {where}: {error}; the last checkpoint is intact")

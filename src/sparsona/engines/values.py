@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable
+from types import CellType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -15,19 +16,37 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from sparsona.core import wire
+from sparsona.core.library_optimiser import LibraryState
+from sparsona.core.optimiser import Moments
 
 Types = dict[str, type]
-_WIRE = (wire.Values, wire.Sparse, wire.Bits, wire.MaskChange, wire.Quantised)
+_SHARED = (Moments, LibraryState, wire.Values, wire.Sparse, wire.Bits, wire.MaskChange, wire.Quantised)
 
 
 def types_of(method: object) -> Types:
-    """The dataclasses that a method's values may be made of: those of its modules, and the parts of messages."""
-    found: Types = {c.__name__: c for c in _WIRE}
-    for base in type(method).__mro__:
-        for name, value in vars(sys.modules[base.__module__]).items():
-            if isinstance(value, type) and dataclasses.is_dataclass(value):
-                found.setdefault(name, value)
-    return found
+    """The dataclasses that a method's values may be made of: its modules', message parts, optimisers' states."""
+    types: Types = {c.__name__: c for c in _SHARED}
+    for base in type(method).__mro__[:-1]:  # all but object
+        around = _around(base) if "<locals>" in base.__qualname__ else {}
+        for names in (around, vars(base), vars(sys.modules[base.__module__])):
+            for name, value in names.items():
+                if isinstance(value, type) and dataclasses.is_dataclass(value):
+                    types.setdefault(name, value)
+    return types
+
+
+def _around(kind: type) -> dict[str, object]:
+    """What the methods of a class use of the function that it is defined in, as in tests and notebooks."""
+    methods = [m for m in vars(kind).values() if isinstance(m, FunctionType) and m.__closure__]
+    cells = (zip(m.__code__.co_freevars, m.__closure__ or (), strict=True) for m in methods)
+    return {name: _content(cell) for each in cells for name, cell in each if name != "__class__"}
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not defined yet
+        return None
 
 
 def dumps(value: object) -> bytes:
@@ -55,19 +74,18 @@ def loads(data: bytes, types: Types, apart: Callable[[str], Tensor] | None = Non
         raise ValueError(f"not a stored value, or a damaged one: {error}") from error
 
 
-def without(server: Any, start: Any, k: int) -> Any:
-    """A server's value with what it keeps of client k as at the start: in dicts by client, or in tuples of clients."""
-    if not dataclasses.is_dataclass(server) or isinstance(server, type):
-        return server
-    changed: dict[str, Any] = {}
-    for f in dataclasses.fields(server):
-        kept = getattr(server, f.name)
-        if isinstance(kept, dict) and k in kept:
-            first = getattr(start, f.name)
-            changed[f.name] = {j: v for j, v in kept.items() if j != k} | ({k: first[k]} if k in first else {})
-        elif isinstance(kept, tuple) and k in kept and all(type(j) is int for j in kept):
-            changed[f.name] = tuple(j for j in kept if j != k or k in getattr(start, f.name))
-    return dataclasses.replace(server, **changed)
+def to(value: Any, device: torch.device) -> Any:
+    """A value with its tensors on a device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return type(value)(**{name: to(v, device) for name, v in fields.items()})
+    if isinstance(value, tuple):
+        return tuple(to(v, device) for v in value)
+    if isinstance(value, dict):
+        return {k: to(v, device) for k, v in value.items()}
+    return value
 
 
 def _lower(
@@ -79,6 +97,7 @@ def _lower(
         if inside and apart is not None:
             apart[path] = value
             return {"apart": path}
+        value = value.cpu()
         name = str(len(tensors))
         if value.dtype == torch.bool:
             tensors[name] = torch.from_numpy(np.packbits(value.contiguous().numpy().reshape(-1)))
@@ -97,7 +116,7 @@ def _lower(
         return {
             "dict": [[_lower(k, tensors), _lower(v, tensors, apart, f"{path}[{k!r}]", True)] for k, v in value.items()]
         }
-    raise TypeError(f"a stored value cannot hold a {type(value).__name__}: {value!r}")
+    raise TypeError(f"a stored value cannot contain {type(value).__name__}: {value!r}")
 
 
 def _raise(tree: Any, tensors: dict[str, Tensor], types: Types, apart: Callable[[str], Tensor] | None) -> Any:
@@ -105,7 +124,7 @@ def _raise(tree: Any, tensors: dict[str, Tensor], types: Types, apart: Callable[
         return tree
     if "apart" in tree:
         if apart is None:
-            raise ValueError(f"{tree['apart']} lies elsewhere")
+            raise ValueError(f"{tree['apart']} is stored separately")
         return apart(tree["apart"])
     if "tensor" in tree:
         return tensors[tree["tensor"]]
@@ -114,7 +133,7 @@ def _raise(tree: Any, tensors: dict[str, Tensor], types: Types, apart: Callable[
         count = int(np.prod(shape, dtype=np.int64))
         packed = tensors[tree["bits"]].numpy()
         if count < 0 or len(packed) != (count + 7) // 8:
-            raise ValueError(f"{len(packed)} bytes are no mask of {count} entries")
+            raise ValueError(f"{len(packed)} bytes do not fit a mask of {count} entries")
         bits = np.unpackbits(packed, count=count)
         return torch.from_numpy(bits.astype(np.bool_)).view(shape)
     if "tuple" in tree:
@@ -124,4 +143,4 @@ def _raise(tree: Any, tensors: dict[str, Tensor], types: Types, apart: Callable[
     return types[tree["type"]](**{n: _raise(v, tensors, types, apart) for n, v in tree["fields"].items()})
 
 
-__all__ = ["Types", "dumps", "loads", "split", "types_of", "without"]
+__all__ = ["Types", "dumps", "loads", "split", "to", "types_of"]

@@ -1,4 +1,4 @@
-"""A real fleet: keys, processes and commands around ``engines/flower.py``."""
+"""A real fleet: clients on separate devices, reached over Flower."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ class FleetError(ValueError):
 def needs_flower() -> None:
     """Raise FleetError if Flower is not installed."""
     if importlib.util.find_spec("flwr") is None:
-        raise FleetError("a fleet needs Flower, which is not installed: pip install 'sparsona[flower]'")
+        raise FleetError("fleet: needs Flower, which is not installed: pip install 'sparsona[flower]'")

@@ -3,64 +3,117 @@
 from __future__ import annotations
 
 import dataclasses
-import zipfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from sparsona.config import Recipe, check
+from sparsona.core.imports import plugin_names
 from sparsona.core.rng import Rng
-from sparsona.core.samples import Prepare
-from sparsona.data import DataConfig, DataError, Dataset, Fleet, Part, load
-from sparsona.data.split import cut
+from sparsona.data import (
+    DataConfig,
+    DataError,
+    Dataset,
+    Encoding,
+    Fleet,
+    own_part,
+    read_encoding,
+    read_source,
+    read_value,
+    resized,
+)
+from sparsona.data.encoding import Scale
 from sparsona.engines.device import Device
-from sparsona.engines.station import Build, Refused
-from sparsona.runner import bare_device, prepare
+from sparsona.engines.hardware import Machine, devices_of
+from sparsona.experiment.recipe import Recipe, check
+from sparsona.experiment.setup import DataForm, bare_device, prepare
+from sparsona.fleet.client_runtime import Build, Refused
+
+_ALL_AT_ONCE = (".npz", ".txt")  # files that can be read without a recipe; tables need to know their columns
 
 
 @dataclasses.dataclass(frozen=True)
 class NodeData:
-    """Where a node's samples come from: a file, an official data set, or its part of the recipe's data for a trial."""
+    """Where a node's samples come from: its own, an official data set, or its part of the recipe's data for a trial."""
 
-    file: Path | None = None  # .npz with x and y
+    file: str | Path | None = None  # a file, a folder or package.module:name, as data.source takes them
     source: str | None = None  # the name of an official data set that is all this node's own
     data_dir: Path | None = None  # where official data sets lie
-    classes: int | None = None  # of a file: how many there are in the whole fleet
-    plugins: bool = False  # whether a recipe may name models and functions that are not Sparsona's own
+    classes: int | tuple[str, ...] | None = None  # of its own data: those of the whole fleet, a number or names
+    encoding: str | Path | None = (
+        None  # of its own data: the file of scales, categories and classes that all nodes have
+    )
+    plugins: bool = False  # whether a recipe may name code that is not Sparsona's own
+    device: str = "auto"  # what it trains on
 
     def builder(self) -> Build:
         """What makes a device of a recipe and a client's number."""
 
         def build(raw: dict[str, Any], k: int) -> tuple[Device, dict[str, Any]]:
             if not self.plugins:
-                _no_plugins({key: raw.get(key) for key in ("model", "method")})
+                _no_plugins(raw)
             recipe = check(raw)
-            if k >= recipe.data.clients:
-                raise Refused(f"this device is client {k}; the recipe has data.clients = {recipe.data.clients}")
+            if recipe.data.clients is None or k >= recipe.data.clients:
+                raise Refused(f"this node is client {k}; expected a client below data.clients = {recipe.data.clients}")
             if self.file is None and self.source is None:
-                device, fleet = prepare(recipe, self.data_dir)
-                return device, _facts(fleet, k)
-            fleet = own_fleet(self.dataset(recipe.data), recipe, k)
-            data = fleet.dataset
-            bare = bare_device(recipe, data.classes, data.shape, data.vocabulary or None)
+                device, fleet = prepare(recipe, self.data_dir, where=self.place())
+                return device, _facts(fleet, k, fleet.encoding)
+            fleet = own_fleet(self.dataset(recipe.data, data_seed(recipe)), recipe, k)
+            if self.encoding is None:
+                _no_texts(fleet.dataset)
+            bare = bare_device(recipe, DataForm.of(fleet), self.place())
             device = dataclasses.replace(bare, local=lambda _: fleet.local(0), test=lambda _: fleet.test(0))
-            return device, _facts(fleet, 0)
+            return device, _facts(fleet, 0, None if self.file is None else fleet.dataset.known)
 
         return build
 
-    def dataset(self, how: DataConfig) -> Dataset:
-        """The node's own samples."""
-        if self.file is not None:
-            return read_npz(self.file, self.classes)
-        assert self.source is not None
-        return load(self.source, self.data_dir, vocabulary=how.vocabulary, length=how.length)
+    def dataset(self, config: DataConfig, seed: int = 0) -> Dataset:
+        """The node's own samples; columns and the like are as the recipe says."""
+        if self.file is None:
+            assert self.source is not None
+            named = DataConfig(self.source, vocabulary=config.vocabulary, length=config.length)
+            return read_source(named, self.data_dir)
+        file = None if self.encoding is None else str(self.encoding)
+        own = dataclasses.replace(config.with_object(str(self.file)), args=None, encoding=file).located()
+        own = dataclasses.replace(own, classes=self.classes or own.classes)
+        dataset = read_value(own, seed, self.data_dir) if own.plugin else read_source(own)
+        names = tuple(str(c) for c in range(dataset.classes))
+        known = own.classes is not None or (own.encoding is not None and read_encoding(Path(own.encoding)).classes)
+        if dataset.target == "class" and not known and dataset.class_names != names:
+            raise DataError(
+                f"{dataset.name}: the labels are {', '.join(dataset.class_names[:5])}, "
+                "and other nodes may have different "
+                "ones; list the classes of the whole fleet with --classes a,b,c or data.classes in the recipe"
+            )
+        return dataset
+
+    def place(self) -> torch.device:
+        """The device that the node trains on; raises ValueError if it is not here."""
+        return torch.device(devices_of(self.device, Machine.here())[0])
 
     def try_out(self) -> None:
-        """Raise DataError now, not in a round, if there is nothing to read."""
-        if self.file is not None or self.source is not None:
+        """Raise ValueError now, not in a round, if there is nothing to read, or no such device."""
+        self.place()
+        if self.source is not None or (self.file is not None and Path(self.file).suffix in _ALL_AT_ONCE):
             self.dataset(DataConfig())
+        elif self.file is not None and ":" not in str(self.file) and not Path(self.file).exists():
+            raise DataError(f"{self.file}: cannot be read: no such file or folder")
+
+
+def _no_texts(dataset: Dataset) -> None:
+    """Refuse columns of texts that this node alone has encoded."""
+    columns = {} if dataset.encoding is None else dataset.encoding.columns
+    for name, form in columns.items():
+        if not isinstance(form, Scale):
+            raise DataError(
+                f"{dataset.name}: column {name!r} holds texts, and other nodes may have other ones; give every node "
+                "one file: sparsona data SOURCE --encoding FILE, then fleet node --encoding FILE"
+            )
+
+
+def data_seed(recipe: Recipe) -> int:
+    """The seed of partition and splits."""
+    return recipe.seed if recipe.data.seed is None else recipe.data.seed
 
 
 def own_fleet(dataset: Dataset, recipe: Recipe, k: int) -> Fleet:
@@ -68,105 +121,33 @@ def own_fleet(dataset: Dataset, recipe: Recipe, k: int) -> Fleet:
 
     An official test set, or x_test and y_test of a file, stay what they are.
     """
-    how, key = recipe.data, Rng(recipe.seed, "data")("cut", k)
-    held = np.arange(dataset.train)
-    if len(held) < 2:
-        raise DataError(f"{dataset.name} has {len(held)} samples to learn from; at least 2 are needed")
-    if dataset.train == len(dataset):
-        part = Part(*cut(held, (how.train_share, how.validation_share, how.test_share), key, needed=(0, 2)))
-    else:
-        train, validation = cut(held, (how.train_share, how.validation_share), key)
-        part = Part(train, validation, np.arange(dataset.train, len(dataset)))
-    return Fleet(dataset, how, recipe.seed, (part,), (str(k),))
+    seed = data_seed(recipe)
+    if recipe.data.side is not None:
+        dataset = resized(dataset, recipe.data.side)
+    part = own_part(dataset, recipe.data, Rng(seed, "data"), k)
+    data = dataset if dataset.encode is None else dataset.encode(part.train)
+    return Fleet(data, recipe.data, seed, (part,), (str(k),))
 
 
-def read_npz(file: Path, classes: int | None = None) -> Dataset:
-    """A data set of one's own: x and y, and if there are any x_test, y_test, mean and std.
-
-    x holds pictures as bytes [n, height, width] or [n, height, width, channels], or float32 [n, ...] as the model reads
-    them; y holds whole numbers from 0.
-    """
-    try:
-        with np.load(file, allow_pickle=False) as found:
-            arrays = {name: found[name] for name in found.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{file} cannot be read as .npz with x and y: {error}") from error
-    for name in ("x", "y"):
-        if name not in arrays:
-            raise DataError(f"{file} has no {name}; it has {', '.join(arrays) or 'nothing'}")
-    if ("x_test" in arrays) != ("y_test" in arrays):
-        raise DataError(f"{file} must have x_test and y_test, or none of them")
-    x, train = arrays["x"], len(arrays["x"])
-    y = arrays["y"]
-    _fits(file, "x", x, "y", y)
-    if "x_test" in arrays:
-        _fits(file, "x_test", arrays["x_test"], "y_test", arrays["y_test"])
-        if arrays["x_test"].shape[1:] != x.shape[1:] or arrays["x_test"].dtype != x.dtype:
-            raise DataError(f"{file}: x_test is {_form(arrays['x_test'])}, x is {_form(x)}; they must be alike")
-        x, y = np.concatenate([x, arrays["x_test"]]), np.concatenate([y, arrays["y_test"]])
-    count = int(y.max()) + 1 if classes is None else classes
-    if y.min() < 0 or y.max() >= count:
-        raise DataError(
-            f"{file}: y goes from {y.min()} to {y.max()}; with {count} classes, 0 to {count - 1} is allowed"
-        )
-    prepare, shape = _prepared(file, arrays, x)
-    if x.dtype == np.uint8 and x.ndim == 3:
-        x = x[..., None]
-    names = tuple(str(c) for c in range(count))
-    labels = torch.from_numpy(y.astype(np.int64))
-    return Dataset(str(file), torch.from_numpy(np.ascontiguousarray(x)), labels, train, names, shape, prepare)
-
-
-def _prepared(file: Path, arrays: dict[str, np.ndarray], x: np.ndarray) -> tuple[Prepare, tuple[int, ...]]:
-    if x.dtype != np.uint8:
-        return Prepare(), tuple(x.shape[1:])
-    channels = 1 if x.ndim == 3 else x.shape[3]
-    scale = {}
-    for name in ("mean", "std"):
-        values = np.atleast_1d(arrays.get(name, np.full(channels, 0.5))).astype(np.float64)
-        if values.shape != (channels,) or not np.isfinite(values).all() or (name == "std" and (values <= 0).any()):
-            raise DataError(f"{file}: {name} must be {channels} finite numbers on the scale 0 to 1, one per channel")
-        scale[name] = tuple(float(v) for v in values)
-    return Prepare(scale["mean"], scale["std"]), (channels, *x.shape[1:3])
-
-
-def _fits(file: Path, x_name: str, x: np.ndarray, y_name: str, y: np.ndarray) -> None:
-    picture = x.dtype == np.uint8 and x.ndim in (3, 4)
-    if not picture and not (x.dtype == np.float32 and x.ndim >= 2):
-        raise DataError(
-            f"{file}: {x_name} is {_form(x)}; uint8 [n, height, width] or [n, height, width, channels], or float32 "
-            "[n, ...] is allowed"
-        )
-    if y.ndim != 1 or y.dtype.kind not in "iu" or len(y) != len(x):
-        raise DataError(f"{file}: {y_name} is {_form(y)}; {len(x)} whole numbers are needed, one for each of {x_name}")
-    if not len(x):
-        raise DataError(f"{file}: {x_name} has no samples")
-    if not picture and not np.isfinite(x).all():
-        raise DataError(f"{file}: {x_name} holds NaN or Inf")
-
-
-def _form(array: np.ndarray) -> str:
-    return f"{array.dtype} {list(array.shape)}"
-
-
-def _facts(fleet: Fleet, k: int) -> dict[str, Any]:
+def _facts(fleet: Fleet, k: int, encoding: Encoding | None) -> dict[str, Any]:
     """What a server must know to build the same model, and how much there is to learn from."""
     data = fleet.dataset
     return {
-        "classes": data.classes,
+        "classes": data.outputs,
         "shape": list(data.shape),
         "vocabulary": data.vocabulary or None,
-        "samples": int(fleet.train_sizes[k]),
+        "target": data.target,
+        **({} if encoding is None else {"encoding": encoding.digests()}),
+        "samples": len(fleet.local(k)),
     }
 
 
-def _no_plugins(value: Any, path: str = "") -> None:
-    """Refuse a recipe that names code of its own: who sends it could run anything that is installed here."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _no_plugins(item, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _no_plugins(item, path)
-    elif isinstance(value, str) and ":" in value:  # whatever else it may be, our own names have none
-        raise Refused(f"{path} = {value!r} is not Sparsona's own, and this node does not allow that (--allow-plugins)")
+def _no_plugins(raw: dict[str, Any]) -> None:
+    """Refuse a recipe that names user code: its sender could run anything that is installed here."""
+    data = raw.get("data")
+    named = {key: raw.get(key) for key in ("model", "method", "task")}
+    named["data"] = {"source": data.get("source")} if isinstance(data, dict) else None
+    for path, name in plugin_names(named):
+        raise Refused(
+            f'{path}: "{name}" is a plug-in, and this node does not allow plug-ins; start it with --allow-plugins'
+        )

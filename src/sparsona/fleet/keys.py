@@ -1,4 +1,4 @@
-"""Keys of a fleet: an authority of its own, the server's certificate, and a key for every node."""
+"""Keys of a fleet: its own authority, the server's certificate, and a key for every node."""
 
 from __future__ import annotations
 
@@ -70,25 +70,25 @@ def make_node_key(folder: Path, name: str, client: int) -> None:
 def read_public(file: Path) -> tuple[str, int, str]:
     """The name and the client of a node, and its key, as its .pub file has them."""
     words = file.read_text(encoding="utf-8").split()
-    found = re.fullmatch(r"client-(\d{1,6})", words[3]) if len(words) == 4 else None
-    if found is None or not words[0].startswith("ecdsa-sha2-nistp") or not NODE_NAME.fullmatch(words[2]):
-        raise FleetError(f"{file} is not a node's public key made by: sparsona fleet keys")
-    return words[2], int(found[1]), f"{words[0]} {words[1]}"
+    label = re.fullmatch(r"client-(\d{1,6})", words[3]) if len(words) == 4 else None
+    if label is None or not words[0].startswith("ecdsa-sha2-nistp") or not NODE_NAME.fullmatch(words[2]):
+        raise FleetError(f"{file} is not a public key of a node; make one with: sparsona fleet keys")
+    return words[2], int(label[1]), f"{words[0]} {words[1]}"
 
 
 def roster(folder: Path) -> dict[int, tuple[str, Path]]:
     """The nodes that a server trusts, by client: all .pub files of a folder; one client, one key."""
-    found: dict[int, tuple[str, Path]] = {}
+    nodes: dict[int, tuple[str, Path]] = {}
     seen: dict[str, Path] = {}
     for file in sorted(folder.glob("*.pub")):
         name, client, key = read_public(file)
-        if client in found:
-            raise FleetError(f"client {client} has two keys, {found[client][1]} and {file}; remove one of them")
+        if client in nodes:
+            raise FleetError(f"{nodes[client][1]} and {file} are both keys of client {client}; remove one of them")
         if key in seen:
             raise FleetError(f"{seen[key]} and {file} are the same key; each node needs its own")
-        found[client] = (name, file)
+        nodes[client] = (name, file)
         seen[key] = file
-    return found
+    return nodes
 
 
 def check_certificate(file: Path, host: str | None = None) -> datetime.datetime:
@@ -99,21 +99,21 @@ def check_certificate(file: Path, host: str | None = None) -> datetime.datetime:
     if not file.is_file():
         raise FleetError(f"{file} is missing; make keys with: sparsona fleet keys")
     try:
-        found = x509.load_pem_x509_certificate(file.read_bytes())
+        certificate = x509.load_pem_x509_certificate(file.read_bytes())
     except ValueError as error:
         raise FleetError(f"{file} is not a certificate: {error}") from error
     now = datetime.datetime.now(datetime.UTC)
-    if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if not begin <= now <= end:
         raise FleetError(
-            f"{file} is valid from {found.not_valid_before_utc:%Y-%m-%d} to {found.not_valid_after_utc:%Y-%m-%d} only; "
-            "make new keys with: sparsona fleet keys"
+            f"{file} is only valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}; make new keys with: sparsona fleet keys"
         )
     if host is not None:
-        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         known = [str(n) for kind in (x509.DNSName, x509.IPAddress) for n in names.get_values_for_type(kind)]
         if host not in known:
             raise FleetError(f"{file} is for {', '.join(known)}, not for {host}; make keys with --host {host}")
-    return found.not_valid_after_utc
+    return end
 
 
 def check_private(file: Path) -> None:
@@ -122,9 +122,9 @@ def check_private(file: Path) -> None:
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
     if not file.is_file():
-        raise FleetError(f"{file} is missing: it is the node's key, made by sparsona fleet keys")
+        raise FleetError(f"{file} is missing; make the node's key with: sparsona fleet keys")
     if file.stat().st_mode & 0o077:
-        raise FleetError(f"{file} can be read by others; make it private with: chmod 600 {file}")
+        raise FleetError(f"{file} is readable by other users; make it private with: chmod 600 {file}")
     try:
         load_ssh_private_key(file.read_bytes(), None)
     except ValueError as error:
@@ -144,7 +144,9 @@ def _host(host: str) -> Any:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?", host):
-            raise FleetError(f"host = {host!r}: must be a name such as server.example.org, or an address") from None
+            raise FleetError(
+                f'host: "{host}" is not allowed; expected a name such as server.example.org, or an IP address'
+            ) from None
         return x509.DNSName(host)
 
 
@@ -172,10 +174,10 @@ def _private(key: EllipticCurvePrivateKey, ssh: bool) -> bytes:
 
 
 def _write(path: Path, data: bytes, secret: bool = False) -> None:
-    """Write a new file; a secret one is its owner's alone from the first moment. What is there is never replaced."""
+    """Write a new file; only its owner can ever read a secret one. An existing file is never replaced."""
     try:
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
     except FileExistsError:
-        raise FleetError(f"{path} is there already; keys are not replaced, choose another folder or name") from None
+        raise FleetError(f"{path} already exists, and keys are never replaced; choose another folder or name") from None
     with os.fdopen(number, "wb") as f:
         f.write(data)

@@ -16,12 +16,12 @@ from multiprocessing.connection import Listener
 from pathlib import Path
 
 import sparsona
-from sparsona.engines.parcels import MOST
-from sparsona.engines.station import Station
 from sparsona.fleet import FleetError, needs_flower
+from sparsona.fleet.client_runtime import ClientRuntime
 from sparsona.fleet.data import NodeData
+from sparsona.fleet.envelope import MAX_BYTES
 from sparsona.fleet.keys import check_certificate, check_private
-from sparsona.fleet.processes import Child, alone, environment, free_port, reachable
+from sparsona.fleet.processes import Child, environment, exclusive_lock, free_port, reachable
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _ASKS_WITHIN = 60.0  # seconds in which whoever connects to the device's process must begin to ask
@@ -31,7 +31,7 @@ _PAUSE = 6.0  # seconds between two starts: Flower takes a node back only when i
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """What a node is told on its command line."""
+    """The options of a node's command line."""
 
     server: str  # host:port
     client: int
@@ -40,15 +40,15 @@ class NodeOptions:
     authority: Path | None = None  # ca.crt
     key: Path | None = None  # the node's private key
     insecure: bool = False
-    most: int = MOST
-    port: int | None = None  # of the SuperNode itself, on this machine alone
+    max_bytes: int = MAX_BYTES
+    port: int | None = None  # of the SuperNode itself, only on this machine
 
 
 def split_address(address: str) -> tuple[str, int]:
     """Host and port of an address; raises FleetError if it is none."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise FleetError(f"server = {address!r}: must be host:port, such as server.example.org:8000")
+        raise FleetError(f'server: "{address}" is not allowed; expected host:port, such as server.example.org:8000')
     return host.strip("[]"), int(port)
 
 
@@ -57,11 +57,13 @@ def check_secure(host: str, insecure: bool, authority: Path | None, key: Path | 
     if authority is not None and key is not None and not insecure:
         return True
     if insecure and (authority is not None or key is not None):
-        raise FleetError("insecure with a certificate or a key: leave out one or the other")
+        raise FleetError("insecure: not allowed together with --ca or --key; leave out --insecure, or both of them")
     if not insecure and host not in _LOOPBACK:
-        raise FleetError(f"{host} is another machine: give --ca and --key, or --insecure if you know what you do")
+        raise FleetError(
+            f"server: {host} is another machine; give --ca and --key, or --insecure if you accept an open connection"
+        )
     if not insecure:
-        raise FleetError("give --ca and --key, or --insecure for a server on this machine")
+        raise FleetError("ca, key: missing; give --ca and --key, or --insecure for a server on this machine")
     return False
 
 
@@ -77,35 +79,37 @@ def run_node(options: NodeOptions, say: Callable[[str], None], stop: threading.E
         check_private(options.key)
         check_certificate(options.authority)
     options.data.try_out()
-    station = Station(options.client, options.home, options.data.builder(), sparsona.__version__, options.most, say)
+    runtime = ClientRuntime(
+        options.client, options.home, options.data.builder(), sparsona.__version__, options.max_bytes, say
+    )
     child: Child | None = None
     with _place(options.home) as place:
         socket = place / "device"
         listener = Listener(str(socket), "AF_UNIX", backlog=16)  # one that waits must not keep others from asking
         try:
             socket.chmod(0o600)
-            device = threading.Thread(target=_serve, args=(listener, station), daemon=True)
+            device = threading.Thread(target=_serve, args=(listener, runtime), daemon=True)
             device.start()
-            last = ""  # what was said of the last try
+            last = ""  # the message of the last try
             while not stop.is_set():
                 if not reachable(host, port, 5.0):
-                    say(f"the server {options.server} cannot be reached; trying again every {_PAUSE:g} seconds")
+                    say(f"the server {options.server} cannot be reached; retrying every {_PAUSE:g} seconds")
                     while not reachable(host, port, 5.0) and not stop.wait(_PAUSE):
                         pass
                     continue
                 began = time.monotonic()
                 child = Child(_command(options, secure, socket), options.home / "supernode.log", environment(place))
                 if not last:
-                    say(f"client {options.client} asks {options.server} to be let in")
+                    say(f"client {options.client} is connecting to {options.server}")
                 while not child.ended and not stop.wait(0.5):
                     if _LET_IN in child.news():
                         say(f"client {options.client} is connected to {options.server}")
                         last = ""
                     if not device.is_alive():  # to be online and never answer would be worse
-                        raise FleetError("the part of this node that does the work has ended; start it again")
+                        raise FleetError("the node's worker thread has ended; start the node again")
                 if child.ended:
                     if last != (last := _why(child)):
-                        say(f"{last}; trying again every few seconds")
+                        say(f"{last}; retrying every few seconds")
                     stop.wait(max(_PAUSE - (time.monotonic() - began), 1.0))
         finally:
             listener.close()
@@ -116,7 +120,9 @@ def run_node(options: NodeOptions, say: Callable[[str], None], stop: threading.E
 @contextmanager
 def _place(home: Path) -> Iterator[Path]:
     """A short-lived folder for the node of a home, of which there is one at a time: a socket's path must be short."""
-    with alone(home / "node.lock", f"another node is at work in {home}; each needs a --home of its own") as lock:
+    with exclusive_lock(
+        home / "node.lock", f"home: another node is running in {home}; give each node its own --home"
+    ) as lock:
         lock.seek(0)
         before = Path(lock.read().strip() or "none")  # of a node that was killed
         if before.name.startswith("sparsona-") and before.parent == Path(tempfile.gettempdir()):
@@ -142,20 +148,20 @@ def _end_what_is_left(place: Path) -> None:
                 os.kill(int(entry.name), signal.SIGKILL)
 
 
-def _serve(listener: Listener, station: Station) -> None:
-    """Answer whoever asks over the socket, one after the other, until nobody can ask any more."""
+def _serve(listener: Listener, runtime: ClientRuntime) -> None:
+    """Answer requests over the socket, one after the other, until no client can connect any more."""
     socket = Path(str(listener.address))
     while socket.exists():  # closing removes it
         try:
             with listener.accept() as link:
                 if link.poll(_ASKS_WITHIN):
-                    link.send_bytes(station.answer(link.recv_bytes(station.most)))
+                    link.send_bytes(runtime.answer(link.recv_bytes(runtime.max_bytes)))
         except (OSError, EOFError) as error:  # whoever asked is gone
             if "bad message length" in str(error):  # as the standard library says it
-                station.tell(f"a job of more than {station.most >> 20} MB was refused; --max-mb allows more")
+                runtime.report(f"refused a job of more than {runtime.max_bytes >> 20} MB; allow more with --max-mb")
             time.sleep(0.01)
-        except Exception as error:  # such as too little memory for one parcel: the next may be smaller
-            station.tell(f"a job could not be read: {type(error).__name__}: {error}")
+        except Exception as error:  # such as too little memory for one envelope: the next may be smaller
+            runtime.report(f"a job could not be read: {type(error).__name__}: {error}")
 
 
 def _command(options: NodeOptions, secure: bool, socket: Path) -> list[str]:
@@ -175,12 +181,12 @@ def _why(child: Child) -> str:
     """Why a SuperNode ended, in one line."""
     words = child.last_words(40, 10_000)
     if "certificate verify failed" in words.lower() or "certificate_verify_failed" in words.lower():
-        return "the server's certificate is not trusted: it is expired, for another host, or not of this fleet's ca.crt"
+        return "the server's certificate is not trusted: it is expired, for another host, or not signed by this ca.crt"
     if "code: 2004" in words:  # Flower says the same of all three
         return (
-            "the server refuses this node: its key is not registered there, or another node uses it, or it has just "
-            "been started again and the server has not noticed yet (about a minute)"
+            "the server refuses this node: its key is not registered, another node uses it, or the node was just "
+            "restarted and the server still counts it as online (for about a minute)"
         )
     if child.process.returncode == 0 and "terminated gracefully" in words:  # all that Flower says of a 401
-        return "the server does not take this node's signature: the clock here or there is wrong, by seconds or more"
+        return "the server rejects this node's signature: the clock of the node or of the server is wrong"
     return f"the SuperNode ended (exit code {child.process.returncode}): {child.last_words(2)}"

@@ -24,13 +24,13 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def environment(home: Path) -> dict[str, str]:
-    """What Flower's programs read: where they are, where their settings lie, and that they tell nobody of us."""
+    """What Flower's programs read: where they are, where their settings lie, and that they send no telemetry."""
     there = {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FORWARDED_ALLOW_IPS": "127.0.0.1,::1",  # who is believed that a request came from elsewhere
+        "FORWARDED_ALLOW_IPS": "127.0.0.1,::1",  # proxies whose forwarding headers are trusted
         "FLWR_INTERNAL_GRPC_CONTROL_API": "0",  # other ways to a SuperLink than the one that is guarded
         "FLWR_INTERNAL_GRPC_FLEET_API": "0",
         "PYTHONUNBUFFERED": "1",
@@ -109,8 +109,8 @@ def stop_all(children: Sequence[Child]) -> None:
 
 
 @contextmanager
-def alone(lock: Path, otherwise: str) -> Iterator[IO[str]]:
-    """Hold a lock file, which goes with the process, also if that is killed; raises FleetError if another holds it."""
+def exclusive_lock(lock: Path, otherwise: str) -> Iterator[IO[str]]:
+    """Hold a lock file until the process ends, even if it is killed; FleetError if another process holds it."""
     lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with lock.open("a+") as file:
         try:
@@ -153,7 +153,7 @@ def wait_until_reachable(child: Child, host: str, port: int, seconds: float = 12
     end = time.monotonic() + seconds
     while not reachable(host, port):
         if child.ended:
-            raise FleetError(f"the server ended at once: {child.last_words(3)}")
+            raise FleetError(f"the server ended immediately: {child.last_words(3)}")
         if time.monotonic() > end:
             raise FleetError(f"the server does not listen on {host}:{port} after {seconds:g} seconds; see {child.log}")
         time.sleep(0.1)
@@ -164,19 +164,19 @@ def flwr(home: Path, *arguments: str, seconds: float = 180.0) -> dict[str, Any]:
     needs_flower()
     command = [str(Path(sys.executable).with_name("flwr")), *arguments, "--format", "json"]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, env=environment(home), timeout=seconds, stdin=subprocess.DEVNULL
         )
     except FileNotFoundError as error:
         raise FleetError(f"{command[0]} is missing: pip install 'sparsona[flower]'") from error
     except subprocess.TimeoutExpired as error:
         raise FleetError(f"flwr {arguments[0]} took more than {seconds:g} seconds") from error
-    start = done.stdout.find("{")
+    start = process.stdout.find("{")
     try:
-        answer: dict[str, Any] = json.loads(done.stdout[start:]) if start >= 0 else {}
+        answer: dict[str, Any] = json.loads(process.stdout[start:]) if start >= 0 else {}
     except ValueError:
         answer = {}
     if not answer.get("success"):
-        told = str(answer.get("error-message") or done.stderr or done.stdout)
-        raise FleetError(f"flwr {' '.join(arguments[:2])}: {' '.join(_COLOUR.sub('', told).split())[-400:]}")
+        reason = str(answer.get("error-message") or process.stderr or process.stdout)
+        raise FleetError(f"flwr {' '.join(arguments[:2])}: {' '.join(_COLOUR.sub('', reason).split())[-400:]}")
     return answer

@@ -11,19 +11,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sparsona.config import Recipe, check, tables
+from sparsona.core.imports import plugin_names
+from sparsona.experiment.loop import Progress
+from sparsona.experiment.recipe import Recipe, check, tables
+from sparsona.experiment.results import Run, write
+from sparsona.experiment.setup import newcomers
 from sparsona.fleet import FleetError, needs_flower
+from sparsona.fleet.home import Home
 from sparsona.fleet.keys import make_authority, make_node_key
+from sparsona.fleet.orders import run_on_fleet
 from sparsona.fleet.processes import Child, environment, free_port, stop_all
-from sparsona.fleet.server import Home, register, run_on_fleet, start_superlink
-from sparsona.results import Run, write
-from sparsona.runner import Progress, newcomers
+from sparsona.fleet.superlink import register, start_superlink
 
 
 def suited(recipe: Recipe, nodes: int) -> Recipe:
     """The recipe for as many clients as there are nodes."""
     if nodes < 1 or nodes > 64:
-        raise FleetError(f"nodes = {nodes}: must be from 1 to 64, each takes some 400 MB, 130 more when it is asked")
+        raise FleetError(f"nodes: {nodes} is not allowed; expected an int in [1, 64], as each node needs about 530 MB")
     each = recipe.fleet.per_round
     fleet = replace(
         recipe.fleet,
@@ -41,12 +45,15 @@ class Loopback:
     home: Home
     port: int
     data_dir: Path | None
+    plugins: bool = False  # whether nodes may import what the recipe names
+    device: str = "auto"  # what nodes train on
     server: Child | None = None
     nodes: dict[int, Child] = field(default_factory=dict)
 
     def start_node(self, k: int, program: tuple[str, ...] = ("-m", "sparsona")) -> None:
         """Start node k, or start it again."""
         where = [] if self.data_dir is None else ["--data-dir", str(self.data_dir.resolve())]
+        where += ["--device", self.device, *(["--allow-plugins"] if self.plugins else [])]
         command = [
             *(sys.executable, *program, "fleet", "node", f"127.0.0.1:{self.port}"),
             *("--client", str(k), "--home", str(self.top / f"node-{k}"), "--trial-part", *where),
@@ -83,36 +90,39 @@ def trial(
     data_dir: Path | None,
     listen: Callable[[Progress], None],
     say: Callable[[str], None],
+    device: str = "auto",
 ) -> Run:
     """Run a recipe on a fleet of processes with one node for each client, and leave nothing behind but the run."""
     nodes = recipe.data.clients
     say(f"starting a server and {nodes} nodes on this machine")
     with loopback(nodes, data_dir) as world:
+        world.device = device
+        world.plugins = any(plugin_names(tables(recipe)))  # who runs the trial has chosen the recipe, and its plug-ins
         for k in range(nodes):
             world.start_node(k)
         try:
-            done = run_on_fleet(world.home, recipe, folder, listen, say, wait=300.0)
+            run = run_on_fleet(world.home, recipe, folder, listen, say, wait=300.0)
         except FleetError as error:
             ended = [c for c in world.nodes.values() if c.ended]
             raise FleetError(f"{error}{''.join(f'; {c.log.name}: {c.last_words()}' for c in ended)}") from error
-        collect(done, world.top)
-        return done
+        collect(run, world.top)
+        return run
 
 
-def collect(done: Run, top: Path) -> None:
+def collect(run: Run, top: Path) -> None:
     """Take what the devices keep into the run's folder, as a simulation leaves it: on a real fleet it stays there."""
-    state = done.path / "state"
-    run = json.loads((done.path / "run.json").read_text())["fleet_run"]
+    state = run.path / "state"
+    fleet_run = json.loads((run.path / "run.json").read_text())["fleet_run"]
     for k, version in json.loads((state / "versions.json").read_text()).items():
-        value = top / f"node-{k}" / run / f"{version}.value"
+        value = top / f"node-{k}" / fleet_run / f"{version}.value"
         write(state / f"client-{int(k):05d}.safetensors", value.read_bytes())
-    for k in newcomers(done.recipe):  # they have but one value, which no round knows of
-        for value in (top / f"node-{k}" / run).glob("*.value"):
+    for k in newcomers(run.recipe):  # they have but one value, which no round knows of
+        for value in (top / f"node-{k}" / fleet_run).glob("*.value"):
             write(state / f"client-{k:05d}.safetensors", value.read_bytes())
     (state / "versions.json").unlink()
-    if done.recipe.results.models:
-        (done.path / "models").mkdir(exist_ok=True)
-        for k in range(done.recipe.data.clients):
-            model = top / f"node-{k}" / run / "model.safetensors"
+    if run.recipe.results.models:
+        (run.path / "models").mkdir(exist_ok=True)
+        for k in range(run.recipe.data.clients):
+            model = top / f"node-{k}" / fleet_run / "model.safetensors"
             if model.is_file():
-                write(done.path / "models" / f"client-{k:05d}.safetensors", model.read_bytes())
+                write(run.path / "models" / f"client-{k:05d}.safetensors", model.read_bytes())

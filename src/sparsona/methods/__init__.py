@@ -3,7 +3,7 @@
 from typing import Any
 
 from sparsona.methods.beer import Beer
-from sparsona.methods.dadpfl import DADPFL
+from sparsona.methods.dadpfl.dadpfl import DADPFL
 from sparsona.methods.dfedavgm import DFedAvgM
 from sparsona.methods.dfedsam import DFedSAM
 from sparsona.methods.dispfl import DisPFL
@@ -16,7 +16,7 @@ from sparsona.methods.fedem import FedEM
 from sparsona.methods.fedmask import FedMask
 from sparsona.methods.fednova import FedNova
 from sparsona.methods.fedprox import FedProx
-from sparsona.methods.fedpse import FedPSE
+from sparsona.methods.fedpse.fedpse import FedPSE
 from sparsona.methods.fedrep import FedRep
 from sparsona.methods.fedscr import FedSCR
 from sparsona.methods.fedspa import FedSpa
@@ -26,10 +26,10 @@ from sparsona.methods.heterofl import HeteroFL
 from sparsona.methods.lgfedavg import LGFedAvg
 from sparsona.methods.local import Local
 from sparsona.methods.perfedavg import PerFedAvg
-from sparsona.methods.perfedmask import PerFedMask
-from sparsona.methods.perfedmask_heterofl import PerFedMaskHeteroFL
-from sparsona.methods.perfedmask_splitmix import PerFedMaskSplitMix
-from sparsona.methods.pfedgate import PFedGate
+from sparsona.methods.perfedmask.perfedmask import PerFedMask
+from sparsona.methods.perfedmask.with_heterofl import PerFedMaskHeteroFL
+from sparsona.methods.perfedmask.with_splitmix import PerFedMaskSplitMix
+from sparsona.methods.pfedgate.pfedgate import PFedGate
 from sparsona.methods.pfedme import PFedMe
 from sparsona.methods.splitmix import SplitMix
 from sparsona.methods.subfedavg import SubFedAvg

@@ -13,21 +13,25 @@ fixed = true.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from annotated_types import Interval
+from typing_extensions import Doc
 
+from sparsona.core.arithmetic import precise
 from sparsona.core.fields import Positive, PositiveShare
-from sparsona.core.quantise import quantise
 from sparsona.core.training import Ctx, Training, train
-from sparsona.core.wire import Message
-from sparsona.method import Inbox, LocalData, Topology, Vector, of_last_round
+from sparsona.core.wire import Message, Quantised
+from sparsona.method import Inbox, LocalData, Rng, Topology, Vector, of_last_round
 
 
 @dataclass(frozen=True)
 class Client:
+    """What a client keeps between rounds."""
+
     x: Vector
     v: Vector
     h: Vector  # what the others know of x
@@ -41,22 +45,23 @@ class Client:
 class Beer(Training):
     """Compressed gradient tracking among peers."""
 
-    gamma: PositiveShare = 0.01  # how far to go towards the neighbours
-    step: Positive = 0.05  # eta, along the tracked gradient
-    bits: Annotated[int, Interval(ge=1, le=8)] = 8  # of each entry's level, besides its sign
-    tune: bool = True  # local epochs before each exchange
+    gamma: Annotated[PositiveShare, Doc("mixing step size towards the neighbours")] = 0.01
+    step: Annotated[Positive, Doc("step size along the tracked gradient (eta in the paper)")] = 0.05
+    bits: Annotated[Annotated[int, Interval(ge=1, le=8)], Doc("bits per quantised entry, plus one sign bit")] = 8
+    tune: Annotated[bool, Doc("train locally before each exchange; false: BEER as published")] = True
 
-    def suits(self, topology: Topology) -> None:
+    def check(self, clients: int, topology: Topology, ctx: Ctx | None) -> None:
         if topology.name == "random" or topology.directed:
-            raise ValueError('name: neighbours do not read each other; BEER needs "mutual", "ring", "full" or "edges"')
+            raise ValueError(
+                f'topology.name: "{topology.name}" is not allowed; expected "mutual", "ring", "full" or undirected '
+                '"edges", as BEER needs neighbours that read each other'
+            )
         if topology.name in ("mutual", "groups") and not topology.fixed:
-            raise ValueError("fixed: false; BEER needs a graph that does not change, fixed = true")
+            raise ValueError("topology.fixed: false is not allowed; expected true, as BEER needs a constant graph")
         if topology.max_wait or topology.absent:
             field = "max_wait" if topology.max_wait else "absent"
-            raise ValueError(f"{field}: not 0; BEER needs everybody's step of every round, each once")
-
-    def check(self, fleet: int, ctx: Ctx) -> None:
-        return None
+            value, needs = getattr(topology, field), "BEER needs every client's step in every round"
+            raise ValueError(f"topology.{field}: {value} is not allowed; expected 0, as {needs}")
 
     def join(self, k: int, ctx: Ctx) -> Client | None:
         return None  # all begin alike: the common model, known to all, and nothing tracked
@@ -68,13 +73,13 @@ class Beer(Training):
         batch = data.train.batch(ctx.rng("gradient"), self.batch)
         if client is None:
             x, zero = ctx.theta0, torch.zeros_like(ctx.theta0)
-            gradient = ctx.task.grad(x, batch)
+            gradient = ctx.task.gradient_at(x, batch)
             client = Client(x, gradient, x, zero, x, zero, gradient)
-        told, of = [inbox[j] for j in of_last_round(inbox, ctx)], len(inbox.keys() - {"all"})
-        heard_h, heard_g = mixed(client.heard_h, told, "h", of), mixed(client.heard_g, told, "g", of)
+        messages, of = [inbox[j] for j in of_last_round(inbox, ctx)], len(inbox.keys() - {"all"})
+        heard_h, heard_g = mixed(client.heard_h, messages, "h", of), mixed(client.heard_g, messages, "g", of)
         x = train(self, client.x, data.train, ctx) if self.tune else client.x
         x = x + self.gamma * (heard_h - client.h) - self.step * client.v
-        gradient = ctx.task.grad(x, batch)
+        gradient = ctx.task.gradient_at(x, batch)
         v = client.v + self.gamma * (heard_g - client.g) + gradient - client.gradient
         step_h = quantise(x - client.h, self.bits, ctx.rng("h"))
         step_g = quantise(v - client.g, self.bits, ctx.rng("g"))
@@ -85,7 +90,23 @@ class Beer(Training):
         return ctx.theta0 if client is None else client.x
 
 
-def mixed(known: Vector, told: list[Message], part: str, of: int) -> Vector:
-    """The mean of so many surrogates, from what was known and the steps since then, one's own among them."""
-    steps = [message[part].values for message in told if part in message]
+def mixed(known: Vector, messages: list[Message], part: str, of: int) -> Vector:
+    """The mean of so many surrogates, from the known value and the steps since then, the client's own included."""
+    steps = [message[part].values for message in messages if part in message]
     return known + torch.stack(steps).sum(0) / of if steps else known
+
+
+def quantise(x: Vector, bits: int, rng: Rng) -> Quantised:
+    """Each entry as a sign and a level of ``bits`` bits, rounded at random so that the mean is right (QSGD, 2017).
+
+    With s = 2 ** bits levels the entries become |x| sign(x_i) floor(s |x_i| / |x| + u) / (s tau), u uniform in [0, 1);
+    tau = 1 + min(d / s^2, sqrt(d) / s) makes x - Q(x) shorter than x on average (Koloskova et al., 2019).
+    """
+    levels, d = 2**bits, x.numel()
+    norm = float(precise(x).double().norm())
+    if norm == 0 or not math.isfinite(norm):
+        nothing = torch.zeros_like(x, dtype=torch.uint8)
+        return Quantised(nothing.bool(), nothing, norm, bits)
+    tau = 1 + min(d / levels**2, math.sqrt(d) / levels)
+    steps = (x.abs() * (levels / norm) + rng.uniform(d, device=x.device)).floor().clamp_(max=levels - 1)
+    return Quantised(x < 0, steps.to(torch.uint8), norm / (levels * tau), bits)

@@ -1,14 +1,16 @@
-"""DFedAvgM (Sun et al., 2022): decentralised FedAvg with momentum, whose clients exchange rounded updates.
+"""DFedAvgM (Sun et al., 2022): decentralised FedAvg with momentum and half-precision updates.
 
 As in the DA-DPFL paper's comparison, updates travel in half precision. A client moves its model by the mean of the last
-updates of its neighbours and itself, trains from there, and tells how far training took it.
+updates of its neighbours and itself, trains from there, and sends its update.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from typing_extensions import Doc
 
 from sparsona.core.aggregate import Mean
 from sparsona.core.fields import Share
@@ -19,22 +21,22 @@ from sparsona.method import Inbox, LocalData, Topology, Vector, of_last_round
 
 @dataclass(frozen=True)
 class Client:
+    """What a client keeps between rounds."""
+
     # where training last started, not where it ended: its own update comes back in the next round's mean
     start: Vector
 
 
 @dataclass(frozen=True, kw_only=True)
 class DFedAvgM(Training):
-    """Updates in half precision among peers."""
+    """Clients without a server exchange updates in half precision."""
 
-    momentum: Share = 0.9
+    momentum: Annotated[Share, Doc("SGD momentum")] = 0.9
 
-    def suits(self, topology: Topology) -> None:
+    def check(self, clients: int, topology: Topology, ctx: Ctx | None) -> None:
         if topology.max_wait:
-            raise ValueError(f"max_wait: {topology.max_wait}; DFedAvgM adds up the last round's updates, 0 is needed")
-
-    def check(self, fleet: int, ctx: Ctx) -> None:
-        return None
+            allowed = "expected 0, as DFedAvgM averages the updates of the previous round"
+            raise ValueError(f"topology.max_wait: {topology.max_wait} is not allowed; {allowed}")
 
     def join(self, k: int, ctx: Ctx) -> Client | None:
         return None  # the common initial model
@@ -53,12 +55,12 @@ class DFedAvgM(Training):
         return ctx.theta0 if client is None else client.start
 
     def step(self, inbox: Inbox, ctx: Ctx) -> Vector:
-        """The mean, by samples, of the last updates of those who have trained, one's own among them."""
+        """The mean, by samples, of the last updates of the clients that trained, this one included."""
         mean = Mean(ctx.layout.dim)
         for j in of_last_round(inbox, ctx):
             if "update" in inbox[j]:
                 mean.add(inbox[j]["update"].values, inbox[j]["samples"])
-        return mean.value(otherwise=torch.zeros(ctx.layout.dim))
+        return mean.value(otherwise=torch.zeros_like(ctx.theta0))
 
     def personal(self, client: Client | None, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
         own, start = inbox["self"], self.last(client, ctx)

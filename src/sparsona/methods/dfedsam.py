@@ -1,4 +1,4 @@
-"""DFedSAM (Shi et al., 2023): decentralised FedAvg whose clients look for flat minima by sharpness-aware training.
+"""DFedSAM (Shi et al., 2023): decentralised FedAvg with sharpness-aware minimisation (SAM) on the clients.
 
 A client starts from the mean of its neighbours' models and its own. Each of its steps follows the gradient not where
 the model is but a little up the slope (SAM, Foret et al., 2021), which takes two gradients a step.
@@ -7,6 +7,9 @@ the model is but a little up the slope (SAM, Foret et al., 2021), which takes tw
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from typing_extensions import Doc
 
 from sparsona.core.aggregate import Mean
 from sparsona.core.fields import NonNegative, Share
@@ -17,13 +20,10 @@ from sparsona.method import Client, Inbox, LocalData, Vector
 
 @dataclass(frozen=True, kw_only=True)
 class DFedSAM(Training):
-    """Whole models among peers; a client's own is the one it sent last."""
+    """Clients without a server exchange whole models; a client's personal model is the last one it sent."""
 
-    momentum: Share = 0.9
-    rho: NonNegative = 0.01  # how far up the slope
-
-    def check(self, fleet: int, ctx: Ctx) -> None:
-        return None
+    momentum: Annotated[Share, Doc("SGD momentum")] = 0.9
+    rho: Annotated[NonNegative, Doc("SAM: perturbation radius (rho)")] = 0.01
 
     def join(self, k: int, ctx: Ctx) -> Client:
         return None
@@ -36,7 +36,7 @@ class DFedSAM(Training):
         return None, Message(theta=Values(theta), samples=len(data)), theta
 
     def gathered(self, inbox: Inbox, ctx: Ctx) -> Vector:
-        """The mean, by samples, of the models of those who have trained, one's own among them."""
+        """The mean, by samples, of the models of the clients that trained, this one included."""
         mean = Mean(ctx.layout.dim)
         for j in sorted(inbox, key=str):
             if "theta" in inbox[j]:

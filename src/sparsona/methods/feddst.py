@@ -1,4 +1,4 @@
-"""FedDST (Bibikar et al., 2022): one sparse model for all, whose mask the clients move together.
+"""FedDST (Bibikar et al., 2022): one shared sparse model; the clients adjust its mask during training.
 
 Every few rounds each client drops small weights of the model it receives and grows as many others, from 0 and within
 its own mask; in between all train within the global mask. The server averages each weight over the clients that hold
@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from typing_extensions import Doc
 
 from sparsona.core import masks
 from sparsona.core.aggregate import OverlapMean
 from sparsona.core.fields import Count, PositiveShare, Share
 from sparsona.core.layout import ones_in
-from sparsona.core.search import moved, on_batch
-from sparsona.core.training import Ctx, Training, train
+from sparsona.core.search import regrown, scope_of
+from sparsona.core.star import adapted
+from sparsona.core.training import Ctx, MaskedClip, Training, train
 from sparsona.core.wire import MaskChange, Message, Sparse, Values, WireError
 from sparsona.method import Client, Inbox, LocalData, Mask, Vector
 
@@ -27,31 +29,42 @@ Answer = tuple[Vector, Mask]  # trained weights at a client's mask, and that mas
 
 @dataclass(frozen=True)
 class Server:
+    """What the server keeps between rounds."""
+
     theta: Vector  # zero off the mask
     mask: Mask
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDST(Training):
+class FedDST(MaskedClip, Training):
     """One sparse model, tested as it is on every client."""
 
-    density: PositiveShare = 0.5  # of the tensors that are masked
-    masked: Literal["all", "weights"] = "weights"  # every tensor, or the weights of convolutions and linear layers
-    dense: tuple[str, ...] = ()  # weights: names or patterns of tensors that stay dense, such as "*shortcut*"
-    interval: Count = 5  # rounds from one readjustment to the next; the first is in round number ``interval``
-    prune_rate: Share = 0.3  # the share of each tensor's weights dropped in the first round; by a cosine it falls to 0
-    recovery: Literal["gradient", "random"] = "gradient"  # what is grown
+    density: Annotated[PositiveShare, Doc("density of the masked tensors")] = 0.5
+    masked: Annotated[
+        Literal["all", "weights"],
+        Doc("masked tensors: all trainable ones, or only convolution, linear and embedding weights"),
+    ] = "weights"
+    dense: Annotated[
+        tuple[str, ...], Doc('masked = "weights": names or patterns of tensors that stay dense, such as "*shortcut*"')
+    ] = ()
+    interval: Annotated[Count, Doc("adjust the mask every N rounds")] = 5
+    prune_rate: Annotated[
+        Share, Doc("fraction of each tensor's weights dropped in round 1, with cosine decay to 0 (alpha_0)")
+    ] = 0.3
+    recovery: Annotated[
+        Literal["gradient", "random"], Doc("regrow the weights with the largest gradients, or random ones")
+    ] = "gradient"
 
     def counts(self, ctx: Ctx, density: float | None = None) -> list[int]:
         """How many weights each tensor has."""
-        scope = masks.trainable(ctx.layout) if self.masked == "all" else masks.weights(ctx.layout, self.dense)
+        scope = scope_of(ctx.layout, self.masked, self.dense)
         return masks.erk_counts(ctx.layout, self.density if density is None else density, scope)
 
     def readjusts(self, ctx: Ctx) -> bool:
         """Whether clients move their masks in this round."""
         return (ctx.t + 1) % self.interval == 0
 
-    def start(self, fleet: int, ctx: Ctx) -> Server:
+    def start(self, clients: int, ctx: Ctx) -> Server:
         masks.suffices(ctx.layout, self.density, lambda d: self.counts(ctx, d))
         mask = masks.random(ctx.layout, self.counts(ctx), ctx.common("mask"))
         return Server(ctx.theta0 * mask, mask)
@@ -65,23 +78,21 @@ class FedDST(Training):
     def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
         old: Mask = inbox["server"]["model"].mask
         theta = self.personal(client, inbox, data, ctx)
-        new = self.searched(old, theta, data, ctx) if self.readjusts(ctx) else old
+        new = old
+        if self.readjusts(ctx):
+            new = regrown(
+                old, theta, data.train, ctx, batch=self.batch, prune_rate=self.prune_rate, recovery=self.recovery
+            )
         theta = train(self, theta, data.train, ctx, mask=new)  # what is new starts from 0, as the model is off its mask
         change = {"mask": MaskChange.between(old, new)} if self.readjusts(ctx) else {}
         return None, Message(theta=Values.of(theta, new), **change), theta
-
-    def searched(self, mask: Mask, theta: Vector, data: LocalData, ctx: Ctx) -> Mask:
-        """The mask after dropping small weights and growing as many."""
-        rate = masks.cosine(self.prune_rate, ctx.t, ctx.rounds, "T")
-        gradient = on_batch(theta, data.train, self.batch, ctx)
-        return moved(mask, theta, gradient, ctx, rate=rate, recovery=self.recovery)
 
     def read(self, server: Server, k: int, message: Message, ctx: Ctx) -> Answer:
         mask = server.mask
         if self.readjusts(ctx):
             mask = message.part("mask", MaskChange).apply(mask)
-            if (found := ctx.layout.counts(mask)) != (counts := self.counts(ctx)):
-                raise WireError(f"part 'mask' leaves {found} weights in the tensors, not {counts}")
+            if (left := ctx.layout.counts(mask)) != (counts := self.counts(ctx)):
+                raise WireError(f"part 'mask' leaves {left} weights in the tensors, not {counts}")
         return message.floats("theta", ones_in(mask)), mask
 
     def merge(self, server: Server, inbox: Iterable[tuple[int, Answer]], ctx: Ctx) -> Server:
@@ -102,3 +113,7 @@ class FedDST(Training):
     def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
         model: Sparse = inbox["server"]["model"]
         return model.dense()
+
+    def welcome(self, client: Client, inbox: Inbox, data: LocalData, epochs: int, ctx: Ctx) -> tuple[Client, Vector]:
+        mask = inbox["server"]["model"].mask
+        return client, adapted(self, epochs, self.personal(client, inbox, data, ctx), data, ctx, mask=mask)

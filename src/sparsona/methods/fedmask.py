@@ -1,4 +1,4 @@
-"""FedMask (Li et al., 2021): weights stay as they were drawn, clients learn which of the last layers' to use.
+"""FedMask (Li et al., 2021): random weights stay fixed; clients learn binary masks over the last layers.
 
 Each weight of the last layers has a real-valued score; it is used where sigmoid(score) > 0.5, that is above zero, and
 gradients pass straight through that step. After its first training a client drops all but the best scored weights for
@@ -9,18 +9,20 @@ weight, and where at least two do, that average is where the next round's scores
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
+from typing_extensions import Doc
 
 from sparsona.core import masks
 from sparsona.core.aggregate import OverlapMean
 from sparsona.core.fields import Count, Positive, PositiveShare
 from sparsona.core.layout import ones_in, picked, places, replaced
 from sparsona.core.masks import Packed
-from sparsona.core.task import Sgd
-from sparsona.core.training import Ctx, Training, lr_at
+from sparsona.core.optimiser import Steps
+from sparsona.core.training import Ctx, SgdTraining, batches_of, lr_at, sgd_of
 from sparsona.core.wire import Bits, Message, Sparse, WireError
 from sparsona.method import Inbox, LocalData, Mask, Vector
 
@@ -29,40 +31,46 @@ Answer = tuple[Mask, Mask, int]  # what the client holds [n], the mask over that
 
 @dataclass(frozen=True)
 class Client:
+    """What a client keeps between rounds."""
+
     scores: Tensor  # [n], of all weights of the last layers
     held: Mask | None = None  # [n] which of them are left after pruning; None: not pruned yet
 
 
 @dataclass(frozen=True)
 class Server:
+    """What the server keeps between rounds."""
+
     mean: Tensor  # [n] of masks
-    shared: Mask  # [n] where at least two clients of a round told
+    shared: Mask  # [n] where at least two clients of a round sent values
     held: dict[int, Packed] = field(default_factory=dict)  # of the clients that have pruned
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedMask(Training):
+class FedMask(SgdTraining):
     """Personal binary masks over the last layers of a random network, averaged where clients share weights."""
 
-    layers: Count = 2  # how many of the last layers have masks; all others stay whole
-    keep: PositiveShare = 0.5  # share of each masked layer that one-shot pruning leaves a client
-    score: Positive = 0.01  # of every weight at first, so that all are in use; averages become -score to score
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.optimiser != "sgd":
-            raise ValueError(f'optimiser = "{self.optimiser}": scores are trained by "sgd" alone')
+    layers: Annotated[Count, Doc("number of masked layers, counted from the output; all other layers stay dense")] = 2
+    keep: Annotated[PositiveShare, Doc("fraction of each masked layer that one-shot pruning keeps")] = 0.5
+    score: Annotated[
+        Positive, Doc("initial score of every weight; averaged masks are mapped to scores in [-score, score]")
+    ] = 0.01
 
     def scope(self, ctx: Ctx) -> list[bool]:
         """The weight tensors that have masks."""
         every = [i for i, flag in enumerate(masks.weights(ctx.layout)) if flag][-self.layers :]
         return [i in every for i in range(len(ctx.layout.slots))]
 
-    def start(self, fleet: int, ctx: Ctx) -> Server:
+    def start(self, clients: int, ctx: Ctx) -> Server:
         if self.layers > (most := sum(masks.weights(ctx.layout))):
-            raise ValueError(f"layers = {self.layers}: this model has {most} with weights")
+            raise ValueError(
+                f"layers: {self.layers} is not allowed; expected an int <= {most}, "
+                "the layers of this model with weights"
+            )
         if ctx.layout.dim > ctx.layout.params:
-            raise ValueError("model: fedmask trains no weights, so this one's running statistics would never be right")
+            raise ValueError(
+                "name: fedmask does not train weights, so it cannot use a model with batch normalisation statistics"
+            )
         n = ones_in(ctx.layout.spread(self.scope(ctx)))
         return Server(torch.zeros(n), torch.zeros(n, dtype=torch.bool))
 
@@ -71,7 +79,7 @@ class FedMask(Training):
         return Message(mean=Sparse.of(server.mean, known))
 
     def join(self, k: int, ctx: Ctx) -> Client:
-        return Client(torch.full((ones_in(ctx.layout.spread(self.scope(ctx))),), self.score))
+        return Client(ctx.theta0.new_full((ones_in(ctx.layout.spread(self.scope(ctx))),), self.score))
 
     def scores(self, client: Client, inbox: Inbox) -> Tensor:
         """The client's scores; where there is an average of masks, one above zero if it is above a half."""
@@ -88,17 +96,14 @@ class FedMask(Training):
         """The scores after local training."""
         task, at = ctx.task, places(ctx.layout.spread(self.scope(ctx)))
         first, scores = ctx.theta0[at], scores.clone()
-        step = Sgd(scores, momentum=self.momentum, weight_decay=self.weight_decay, clip=self.clip)
+        steps = Steps(sgd_of(self, lr_at(self, ctx.t, ctx.rounds), fused=True), scores)
+        batches = batches_of(self, data.train, ctx)
         task.load(self.masked(scores, held, ctx))
-        task.model.train()
-        batches = data.train.epochs(ctx.rng("train"), self.epochs, self.batch, drop_last=self.drop_last)
-        with batches.rng("layers").everywhere():
+        with task.training(batches):
             for batch in batches:
                 p = scores.sigmoid()
-                g = task.gather(task.gradients(batch))[at].mul_(first).mul_(p * (1 - p))
-                step.step(g, lr_at(self, ctx.t, ctx.rounds), held)
+                steps.step(task.gradient(batch)[at].mul_(first).mul_(p * (1 - p)), held)
                 task.flat[at] = first * (scores > 0 if held is None else (scores > 0) & held)
-                task.charge(len(batch[1]))
         return scores
 
     def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
@@ -129,9 +134,19 @@ class FedMask(Training):
             mean.add(mask.float(), held, samples)
             senders += held
             known.setdefault(k, Packed.of(held))
-        several = senders > 1  # what one alone holds stays with it
+        several = senders > 1  # what only one client holds stays with it
         averages = torch.where(several, mean.value(otherwise=server.mean), server.mean)
         return Server(averages, server.shared | several, known)
 
     def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
         return self.masked(self.scores(client, inbox), client.held, ctx)
+
+    def welcome(self, client: Client, inbox: Inbox, data: LocalData, epochs: int, ctx: Ctx) -> tuple[Client, Vector]:
+        """A newcomer learns scores and prunes, as every client does at first; its weights stay as they were drawn."""
+        begun = replace(ctx, t=0)  # at the learning rate of the first round
+        scores = replace(self, epochs=epochs).trained(self.scores(client, inbox), None, data, begun)
+        held = self.pruned(scores, ctx)
+        return Client(scores, held), self.masked(scores, held, ctx)
+
+    def forget(self, server: Server, k: int) -> Server:
+        return replace(server, held={j: held for j, held in server.held.items() if j != k})

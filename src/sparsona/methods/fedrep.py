@@ -1,15 +1,17 @@
-"""FedRep (Collins et al., 2021): a body that all share, and a head of its own on each client."""
+"""FedRep (Collins et al., 2021): a shared body, and a personal head on each client."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated
 
-from sparsona.core.aggregate import Mean
+from typing_extensions import Doc
+
 from sparsona.core.fields import Count, Positive
 from sparsona.core.layout import picked, replaced
-from sparsona.core.training import Ctx, State, Training, train_on
+from sparsona.core.star import mean_model
+from sparsona.core.training import Ctx, MaskedClip, State, StatefulTraining, train_on
 from sparsona.core.wire import Message, Values
 from sparsona.method import Inbox, LocalData, Vector
 
@@ -18,21 +20,22 @@ Answer = tuple[Vector, int]  # a body and the number of samples it was trained o
 
 @dataclass(frozen=True)
 class Client:
+    """What a client keeps between rounds."""
+
     head: Vector | None  # None: the common initial one
     states: tuple[State | None, State | None] = (None, None)  # what the optimisers of head and body keep
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRep(Training):
+class FedRep(MaskedClip, StatefulTraining):
     """Each round the head is trained first, then the body; only bodies travel."""
 
-    keeps_moments: ClassVar[bool] = True
-    head_epochs: Count = 1  # passes for the head, with the body held still
-    head_lr: Positive = 0.1  # learning rate of the head
+    head_epochs: Annotated[Count, Doc("local epochs of the head, with the body frozen")] = 1
+    head_lr: Annotated[Positive, Doc("learning rate of the head")] = 0.1
 
-    def start(self, fleet: int, ctx: Ctx) -> Vector:
+    def start(self, clients: int, ctx: Ctx) -> Vector:
         if not ctx.layout.head.any():
-            raise ValueError("model: fedrep needs a head, and this model has no linear layer")
+            raise ValueError("name: fedrep needs a head, and this model has none; set head_name in the model's class")
         return picked(ctx.theta0, ~ctx.layout.head)
 
     def down(self, server: Vector, k: int, ctx: Ctx) -> Message:
@@ -54,10 +57,7 @@ class FedRep(Training):
         return message.floats("body", len(server)), message.whole("samples", 1)
 
     def merge(self, server: Vector, inbox: Iterable[tuple[int, Answer]], ctx: Ctx) -> Vector:
-        mean = Mean(len(server))
-        for _, (body, samples) in inbox:
-            mean.add(body, samples)
-        return mean.value(otherwise=server)
+        return mean_model(server, inbox)
 
     def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
         theta = replaced(ctx.theta0, ~ctx.layout.head, inbox["server"]["body"].values)

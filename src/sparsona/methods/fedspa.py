@@ -1,4 +1,4 @@
-"""FedSpa (Huang et al., 2022): every client a sparse model of its own, cut from one dense model by its own mask.
+"""FedSpa (Huang et al., 2022): each client trains a personal sparse model, a masked part of one dense model.
 
 The server keeps the dense weights w and knows every mask m_k. A client receives m_k w, trains it within its mask, and
 searches its next mask: DST drops small weights and regrows where the gradient is large, RSM stays with its first mask.
@@ -9,10 +9,11 @@ the paper's Algorithm 1.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
 
 import torch
+from typing_extensions import Doc
 
 from sparsona.core import budgets, masks
 from sparsona.core.aggregate import Mean
@@ -21,10 +22,11 @@ from sparsona.core.fields import Share
 from sparsona.core.imports import imported
 from sparsona.core.layout import ones_in, replaced
 from sparsona.core.masks import Packed
-from sparsona.core.search import SEARCHES, Initialiser, Search, on_batch
-from sparsona.core.training import Ctx, Training, train
+from sparsona.core.search import SEARCHES, Initialiser, Search, searched
+from sparsona.core.star import adapted
+from sparsona.core.training import Ctx, MaskedClip, Training, train
 from sparsona.core.wire import MaskChange, Message, Values, WireError
-from sparsona.method import Inbox, LocalData, Mask, Vector
+from sparsona.method import Inbox, LocalData, Mask, Report, Vector
 
 Answer = tuple[Vector, Mask, Mask]  # trained weights at the old mask, that mask, the new one
 _COUNTS = {"erk": masks.erk_counts, "uniform": masks.uniform_counts}
@@ -32,27 +34,41 @@ _COUNTS = {"erk": masks.erk_counts, "uniform": masks.uniform_counts}
 
 @dataclass(frozen=True)
 class Client:
+    """What a client keeps between rounds."""
+
     mask: Mask
 
 
 @dataclass(frozen=True)
 class Server:
+    """What the server keeps between rounds."""
+
     theta: Vector  # w, dense
     masks: dict[int, Packed] = field(default_factory=dict)  # of the clients whose mask is no longer their first
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedSpa(Training):
+class FedSpa(MaskedClip, Training):
     """A dense model on the server, a personal mask on each client."""
 
-    density: Shares = 0.5  # kept share of all weights: a number, one per client, {low, high}, or {values, weights}
-    search: str = "dst"  # dst, rsm, or a searcher of your own as package.module:function
-    layers: Literal["erk", "uniform"] = "erk"  # how the density is spread over the tensors
-    same_start: bool = True  # clients of one density begin with one mask
-    prune_rate: Share = 0.5  # dst: alpha_0, the share dropped in the first round; by a cosine it comes down to 0
-    horizon: Literal["T-1", "T"] = "T-1"  # dst: it is 0 in the last round, or would be in the round after it
-    recovery: Literal["gradient", "random"] = "gradient"  # dst: what is regrown
-    charge_search: bool = False  # count the search's dense batch for every searcher, as the paper's tables do
+    density: Annotated[
+        Shares, Doc("fraction of all weights kept: a number, one per client, {low, high}, or {values, weights}")
+    ] = 0.5
+    search: Annotated[str, Doc("mask search: dst, rsm, or package.module:function")] = "dst"
+    layers: Annotated[Literal["erk", "uniform"], Doc("how the density is distributed over the tensors")] = "erk"
+    same_start: Annotated[bool, Doc("clients with the same density start with the same mask")] = True
+    prune_rate: Annotated[
+        Share, Doc("dst: fraction of each tensor's weights dropped in round 1, with cosine decay to 0 (alpha_0)")
+    ] = 0.5
+    horizon: Annotated[
+        Literal["T-1", "T"], Doc("dst: prune_rate reaches 0 in the last round (T-1), or one round later (T)")
+    ] = "T-1"
+    recovery: Annotated[
+        Literal["gradient", "random"], Doc("dst: regrow the weights with the largest gradients, or random ones")
+    ] = "gradient"
+    charge_search: Annotated[
+        bool, Doc("charge every search for the FLOPs of one dense batch, as in the paper's tables")
+    ] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,8 +87,8 @@ class FedSpa(Training):
             return searcher.initialise(self, density, ctx.layout, key)
         return masks.remembered(ctx.layout, tuple(_COUNTS[self.layers](ctx.layout, density)), key)
 
-    def start(self, fleet: int, ctx: Ctx) -> Server:
-        least = budgets.least("density", self.density, fleet)
+    def start(self, clients: int, ctx: Ctx) -> Server:
+        least = budgets.least("density", self.density, clients)
         masks.suffices(ctx.layout, least, lambda d: _COUNTS[self.layers](ctx.layout, d))
         return Server(ctx.theta0)
 
@@ -90,12 +106,9 @@ class FedSpa(Training):
     def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
         mask, start = client.mask, self.personal(client, inbox, data, ctx)
         theta = train(self, start, data.train, ctx, mask=mask)  # lines 13 to 16
-        before, gradient = ctx.task.flops, on_batch(theta, data.train, self.batch, ctx)
-        new = self.searcher()(self, mask.clone(), theta, gradient, ctx)  # line 18
+        new = searched(self.searcher(), self, mask, theta, data.train, ctx, charge=self.charge_search)  # line 18
         if flaw := masks.flaw(ctx.layout, mask, new, self.search in SEARCHES):
-            raise ValueError(f"search: {self.search!r} gave a new mask that {flaw}")
-        if self.charge_search and ctx.task.flops == before:
-            ctx.task.charge(min(self.batch, len(data)))
+            raise ValueError(f'search: "{self.search}" returned a mask that {flaw}')
         message = Message(theta=Values.of(theta, mask), mask=MaskChange.between(mask, new))
         return Client(new), message, theta
 
@@ -119,8 +132,15 @@ class FedSpa(Training):
         theta: Vector = inbox["server"]["theta"].at(client.mask)
         return theta
 
-    def notes(self, client: Client, ctx: Ctx) -> dict[str, float]:
-        return {"sparsity": 1 - masks.density(ctx.layout, client.mask)}
+    def welcome(self, client: Client, inbox: Inbox, data: LocalData, epochs: int, ctx: Ctx) -> tuple[Client, Vector]:
+        theta = self.personal(client, inbox, data, ctx)
+        return client, adapted(self, epochs, theta, data, ctx, mask=client.mask)
+
+    def report(self, client: Client | None, server: Server | None, k: int, ctx: Ctx) -> Report:
+        return Report() if client is None else Report({"sparsity": 1 - masks.density(ctx.layout, client.mask)})
+
+    def forget(self, server: Server, k: int) -> Server:
+        return replace(server, masks={j: mask for j, mask in server.masks.items() if j != k})
 
     def shared(self, server: Server) -> Vector:
         return server.theta

@@ -1,4 +1,6 @@
-"""FedSTC (Sattler et al., "Robust and Communication-Efficient Federated Learning from Non-i.i.d. Data", 2020).
+"""FedSTC (Sattler et al., 2020): sparse ternary updates in both directions, with error feedback.
+
+"Robust and Communication-Efficient Federated Learning from Non-i.i.d. Data".
 
 One shared model, of which only compressed updates travel, both ways: the largest entries of each tensor, replaced by
 their sign times their mean magnitude. What compression loses is added to the next update, on the client as on the
@@ -8,55 +10,47 @@ server. A client that was away receives the weights that have changed meanwhile 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 import torch
+from typing_extensions import Doc
 
 from sparsona.core import masks
-from sparsona.core.aggregate import Mean
+from sparsona.core.arithmetic import precise
+from sparsona.core.compressed import (
+    Answer,
+    Client,
+    Server,
+    entries_kept,
+    first_client,
+    first_server,
+    merged,
+    news_for,
+    read_update,
+    received,
+    trained_update,
+)
 from sparsona.core.fields import Fraction
-from sparsona.core.layout import added, replaced
-from sparsona.core.quantise import of_ternary, ternary
-from sparsona.core.training import Ctx, State, Training, train_on
+from sparsona.core.layout import picked
+from sparsona.core.star import Weighting
+from sparsona.core.training import Ctx, StatefulTraining
 from sparsona.core.wire import Bits, Message, Part, Quantised, Sparse, Values, WireError
-from sparsona.method import Inbox, Layout, LocalData, Vector
-
-Answer = tuple[Sparse, Vector, int]  # an update, running statistics, and the number of samples they are of
-
-
-@dataclass(frozen=True)
-class Client:
-    theta: Vector  # the shared model as it was last received
-    residual: Vector
-    moments: State | None
-
-
-@dataclass(frozen=True)
-class Server:
-    theta: Vector
-    residual: Vector
-    version: int  # rounds after which the model is what it is; 0 is the common initial model
-    before: int  # the version that the news are an update of
-    moved: Vector  # [params] int32, the version that each weight is of
-    seen: dict[int, int] = field(default_factory=dict)  # the version that each client has
-    news: dict[str, Part] = field(default_factory=dict)  # the last update, as it travels
+from sparsona.method import Inbox, Layout, LocalData, Mask, Vector
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedSTC(Training):
+class FedSTC(Weighting, StatefulTraining):
     """A shared model by sparse ternary updates."""
 
-    keeps_moments: ClassVar[bool] = True
-    sparsity: Fraction = 0.9  # p, the share of each tensor's entries left out, up and down
-    rounding: Literal["nearest", "up"] = "nearest"  # kept of n: n less p n rounded; or (1 - p) n rounded up
-    weighting: Literal["samples", "uniform"] = "samples"  # a client counts by its samples, or as any other
+    sparsity: Annotated[Fraction, Doc("fraction of each tensor's entries not sent, in both directions (p)")] = 0.9
+    rounding: Annotated[Literal["nearest", "up"], Doc("entries kept of n: n - round(p n), or (1 - p) n rounded up")] = (
+        "nearest"
+    )
 
     def counts(self, layout: Layout) -> list[int]:
         """How many entries of each tensor are kept."""
-        if self.rounding == "nearest":
-            return [masks.kept(n, self.sparsity) for n in layout.sizes]
-        return [masks.at_least(n, 1 - self.sparsity) for n in layout.sizes]
+        return entries_kept(layout, self.sparsity, self.rounding)
 
     def compress(self, layout: Layout, update: Vector) -> dict[str, Part]:
         """An update as it travels."""
@@ -74,71 +68,42 @@ class FedSTC(Training):
             raise WireError(f"the update holds {ones} entries of its tensors, or not as many signs")
         return Sparse(mask, of_ternary(layout, signs, sizes, mask))
 
-    def broadcast(self, layout: Layout, update: Vector) -> dict[str, Part]:
-        """The server's update as it travels."""
-        return self.compress(layout, update)
-
-    def start(self, fleet: int, ctx: Ctx) -> Server:
-        n = ctx.layout.params
-        return Server(ctx.theta0, torch.zeros(n), 0, 0, torch.zeros(n, dtype=torch.int32))
+    def start(self, clients: int, ctx: Ctx) -> Server:
+        return first_server(ctx)
 
     def join(self, k: int, ctx: Ctx) -> Client:
-        return Client(ctx.theta0, torch.zeros(ctx.layout.params), None)
+        return first_client(ctx)
 
     def down(self, server: Server, k: int, ctx: Ctx) -> Message:
-        seen, more = server.seen.get(k, 0), self.running(server.theta, ctx)
-        if seen == server.version:
-            return Message()
-        if seen == server.before:
-            return Message(**server.news, **more)
-        trained = server.theta[: ctx.layout.params]
-        return Message(weights=Sparse.of(trained, server.moved > seen), **more)
-
-    def running(self, theta: Vector, ctx: Ctx) -> dict[str, Part]:
-        """The running statistics of a model that has any: they are never compressed."""
-        return {"running": Values(theta[ctx.layout.params :])} if ctx.layout.dim > ctx.layout.params else {}
+        return news_for(server, k, ctx)
 
     def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
-        message, theta = inbox["server"], client.theta
-        if "weights" in message:
-            theta = replaced(theta, message["weights"].mask, message["weights"].values)
-        elif len(message):
-            sent = self.expand(ctx.layout.trained, message)
-            theta = added(theta, sent.mask, sent.values)
-        if "running" in message:
-            theta[ctx.layout.params :] = message["running"].values
-        return theta
+        return received(self, client, inbox["server"], ctx)
 
     def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Vector]:
-        theta, n = self.personal(client, inbox, data, ctx), ctx.layout.params
-        trained, moments = train_on(self, theta, data.train, ctx, client.moments)
-        update = (trained - theta)[:n] + client.residual
-        parts = self.compress(ctx.layout.trained, update)
-        residual = update - self.expand(ctx.layout.trained, Message(**parts)).dense()
-        message = Message(**parts, **self.running(trained, ctx), samples=len(data))
-        return Client(theta, residual, moments), message, trained
+        return trained_update(self, self, client, self.personal(client, inbox, data, ctx), data, ctx)
 
     def read(self, server: Server, k: int, message: Message, ctx: Ctx) -> Answer:
-        layout, rest = ctx.layout.trained, ctx.layout.dim - ctx.layout.params
-        running = message.floats("running", rest) if rest else torch.zeros(0)
-        return self.expand(layout, message), running, message.whole("samples", 1)
+        return read_update(self, message, ctx)
 
     def merge(self, server: Server, inbox: Iterable[tuple[int, Answer]], ctx: Ctx) -> Server:
-        layout, seen, version = ctx.layout.trained, dict[int, int](), server.version + 1
-        mean, running = Mean(layout.dim), Mean(ctx.layout.dim - layout.dim)
-        for k, (sent, statistics, samples) in inbox:
-            weight = samples if self.weighting == "samples" else 1
-            mean.add(sent.values, weight, sent.mask)
-            running.add(statistics, weight)
-            seen[k] = server.version
-        if not seen:
-            return server
-        update = mean.value() + server.residual
-        news = self.broadcast(layout, update)
-        sent = self.expand(layout, Message(**news))
-        theta = torch.cat([added(server.theta[: layout.dim], sent.mask, sent.values), running.value()])
-        moved = server.moved.masked_fill(sent.mask, version)
-        return Server(theta, update - sent.dense(), version, server.version, moved, server.seen | seen, news)
+        return merged(self, self, server, inbox, ctx)
 
     def shared(self, server: Server) -> Vector:
         return server.theta
+
+    def forget(self, server: Server, k: int) -> Server:
+        return replace(server, seen={j: version for j, version in server.seen.items() if j != k})
+
+
+def ternary(layout: Layout, x: Vector, mask: Mask) -> tuple[Quantised, Vector]:
+    """The signs of the entries where the mask is one, and for each tensor their mean magnitude, 0 if it has none."""
+    kept = picked(x, mask)
+    each = torch.split(precise(kept.abs()).double(), layout.counts(mask))
+    sizes = torch.stack([e.mean() if len(e) else e.sum() for e in each]).float().to(x.device)
+    return Quantised(kept < 0, torch.ones_like(kept, dtype=torch.uint8), 1.0, 0), sizes
+
+
+def of_ternary(layout: Layout, signs: Quantised, sizes: Vector, mask: Mask) -> Vector:
+    """The entries where the mask is one, back from their signs and each tensor's magnitude."""
+    return signs.values * torch.repeat_interleave(sizes, torch.tensor(layout.counts(mask)).to(sizes.device))

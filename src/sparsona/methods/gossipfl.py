@@ -1,6 +1,6 @@
-"""GossipFL (Tang et al., 2022): no server, groups of clients average a random part of their models.
+"""GossipFL (Tang et al., 2022): no server; groups of clients average a random part of their models.
 
-As in the DA-DPFL paper's comparison, groups are drawn anew each round (topology "groups"). Which weights are averaged
+As in the DA-DPFL paper's comparison, new groups are drawn each round (topology "groups"). Which weights are averaged
 in a round is drawn from a key that all have, so that only their values travel. Biases, norms and buffers always do.
 """
 
@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Annotated
+
+from typing_extensions import Doc
 
 from sparsona.core import masks
 from sparsona.core.aggregate import OverlapMean
@@ -20,6 +23,8 @@ from sparsona.method import Inbox, Layout, LocalData, Mask, Vector
 
 @dataclass(frozen=True)
 class Client:
+    """What a client keeps between rounds."""
+
     theta: Vector
 
 
@@ -27,17 +32,14 @@ class Client:
 def drawn(layout: Layout, keep: float, key: Rng) -> Mask:
     """Each prunable weight with probability ``keep``, and all else; one mask serves many clients. Not to be changed."""
     always = ~layout.spread(masks.weights(layout))
-    return (key.uniform(layout.dim) < keep) | always
+    return (key.uniform(layout.dim, device=layout.device) < keep) | always
 
 
 @dataclass(frozen=True, kw_only=True)
 class GossipFL(Training):
     """Whole models of which neighbours exchange a random part."""
 
-    keep: PositiveShare = 0.5  # probability that a weight is averaged in a round
-
-    def check(self, fleet: int, ctx: Ctx) -> None:
-        return None
+    keep: Annotated[PositiveShare, Doc("probability that a weight is exchanged and averaged in a round")] = 0.5
 
     def selected(self, t: int, ctx: Ctx) -> Mask:
         """What is averaged in round t."""
@@ -65,7 +67,7 @@ class GossipFL(Training):
             if "theta" not in message:  # has not trained yet
                 mean.add(ctx.theta0, now)
             else:
-                # a message of another round, of one that was away or is waited for, tells what both parts hold
+                # a message of another round, from a client that was absent or is late, states what both parts hold
                 part = self.selected(message["round"], ctx)
                 mean.add(message["theta"].at(part), part & now)
         return mean.value(otherwise=own)

@@ -1,34 +1,36 @@
-"""HeteroFL (Diao et al., 2021): weaker clients train the leading channels of a shared model."""
+"""HeteroFL (Diao et al., 2021): weaker clients train only the first channels of each layer of a shared model."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
 
 import torch
+from typing_extensions import Doc
 
 from sparsona.core import budgets
-from sparsona.core.aggregate import OverlapMean
 from sparsona.core.budgets import Shares
-from sparsona.core.fields import Natural
-from sparsona.core.training import Ctx, State, Training, train, train_on
+from sparsona.core.star import FineTuning, adapted, fine_tuned, mean_of_parts
+from sparsona.core.training import Ctx, MaskedClip, State, StatefulTraining, train_on
 from sparsona.core.wire import Message, Values
-from sparsona.method import Inbox, Layout, LocalData, Mask, Vector
+from sparsona.method import Inbox, Layout, LocalData, Mask, Report, Vector
 
 Answer = tuple[Vector, Mask, int]  # trained weights, where they belong, the number of samples
 
 
 @dataclass(frozen=True)
 class Client:
+    """What a client keeps between rounds."""
+
     keep: float
     state: State | None = None  # what its optimiser keeps
 
 
 def leading(layout: Layout, keep: float) -> Mask:
     """The leading sqrt(keep) of channels, so that about ``keep`` of the weights stays; inputs and classes all stay."""
-    out, width, before = torch.zeros(layout.dim, dtype=torch.bool), math.sqrt(keep), 0
+    out, width, before = torch.zeros(layout.dim, dtype=torch.bool, device=layout.device), math.sqrt(keep), 0
 
     def kept(n: int) -> int:
         return math.ceil(n * width - 1e-9)
@@ -49,20 +51,22 @@ def leading(layout: Layout, keep: float) -> Mask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeteroFL(Training):
+class HeteroFL(FineTuning, MaskedClip, StatefulTraining):
     """One model in several widths; each weight is averaged over those who have it."""
 
-    keeps_moments: ClassVar[bool] = True
-    finish_epochs: Natural = 5  # passes over the whole model at the end, if evaluate.points asks for "finished"
-    keep: Shares = 0.5  # weights kept: a number, one per client, {low, high}, or {values, weights}
-    scaler: bool = True  # divide outputs of narrowed layers by their width in training; normalised models need none
+    keep: Annotated[
+        Shares, Doc("fraction of all weights kept: a number, one per client, {low, high}, or {values, weights}")
+    ] = 0.5
+    scaler: Annotated[
+        bool, Doc("divide the outputs of narrowed layers by their width in training; not needed with normalisation")
+    ] = True
 
     def mask(self, k: int, ctx: Ctx) -> Mask:
         """Client k's part of the model."""
         return leading(ctx.layout, budgets.share(self.keep, k, ctx.common))
 
-    def start(self, fleet: int, ctx: Ctx) -> Vector:
-        budgets.least("keep", self.keep, fleet)
+    def start(self, clients: int, ctx: Ctx) -> Vector:
+        budgets.least("keep", self.keep, clients)
         return ctx.theta0
 
     def down(self, server: Vector, k: int, ctx: Ctx) -> Message:
@@ -83,20 +87,24 @@ class HeteroFL(Training):
         return message.floats("theta", int(mask.count_nonzero())), mask, message.whole("samples", 1)
 
     def merge(self, server: Vector, inbox: Iterable[tuple[int, Answer]], ctx: Ctx) -> Vector:
-        mean = OverlapMean(ctx.layout.dim)
-        for _, (values, mask, samples) in inbox:
-            mean.add(values, mask, samples)
-        return mean.value(otherwise=server)
+        return mean_of_parts(server, inbox)
 
     def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
         theta: Vector = inbox["server"]["theta"].at(leading(ctx.layout, client.keep))
         return theta
 
-    def finish(self, theta: Vector, data: LocalData, ctx: Ctx) -> Vector:
-        return train(self, theta, data.train, ctx, purpose="finish", epochs=self.finish_epochs)
+    def welcome(self, client: Client, inbox: Inbox, data: LocalData, epochs: int, ctx: Ctx) -> tuple[Client, Vector]:
+        theta, mask = self.personal(client, inbox, data, ctx), leading(ctx.layout, client.keep)
+        with ctx.task.scaled(math.sqrt(client.keep) if self.scaler else 1.0):
+            return client, adapted(self, epochs, theta, data, ctx, mask=mask)
 
-    def notes(self, client: Client, ctx: Ctx) -> dict[str, float]:
-        return {"sparsity": 1 - float(leading(ctx.layout, client.keep).float().mean())}
+    def finish(self, shared: Vector, data: LocalData, ctx: Ctx) -> Vector:
+        return fine_tuned(self, self.finish_epochs, shared, data, ctx)
+
+    def report(self, client: Client | None, server: Vector | None, k: int, ctx: Ctx) -> Report:
+        if client is None:
+            return Report()
+        return Report({"sparsity": 1 - float(leading(ctx.layout, client.keep).float().mean())})
 
     def shared(self, server: Vector) -> Vector:
         return server

@@ -1,15 +1,17 @@
-"""LG-FedAvg (Liang et al., 2020): lower layers stay on the client, upper layers are shared and averaged."""
+"""LG-FedAvg (Liang et al., 2020): lower layers stay local; upper layers are shared and averaged."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from typing_extensions import Doc
 
 from sparsona.core.aggregate import Mean
 from sparsona.core.fields import Natural
 from sparsona.core.layout import picked, replaced
-from sparsona.core.training import Ctx, State, Training, train_on
+from sparsona.core.training import Ctx, State, StatefulTraining, train_on
 from sparsona.core.wire import Message, Values
 from sparsona.method import Inbox, LocalData, Mask, Vector
 
@@ -18,23 +20,28 @@ Answer = tuple[Vector, int]  # what is shared, or in the warm-up a whole model, 
 
 @dataclass(frozen=True)
 class Client:
+    """What a client keeps between rounds."""
+
     own: Vector | None  # what is not shared; None: that of the model received, or the common initial one
     state: State | None = None  # what its optimiser keeps
 
 
 @dataclass(frozen=True)
 class Server:
+    """What the server keeps between rounds."""
+
     theta: Vector
-    met: tuple[int, ...] = ()  # clients that have a part of their own by now
+    met: tuple[int, ...] = ()  # clients that have a personal part by now
 
 
 @dataclass(frozen=True, kw_only=True)
-class LGFedAvg(Training):
+class LGFedAvg(StatefulTraining):
     """Everything is trained together; only shared tensors travel."""
 
-    keeps_moments: ClassVar[bool] = True
-    share: Literal["linear", "convolutions", "head"] = "linear"  # which layers are shared; all others stay local
-    warmup: Natural = 0  # rounds of FedAvg on the whole model before
+    share: Annotated[
+        Literal["linear", "convolutions", "head"], Doc("which layers are shared; all other layers stay local")
+    ] = "linear"
+    warmup: Annotated[Natural, Doc("rounds of FedAvg on the whole model at the start")] = 0
 
     def mask(self, ctx: Ctx) -> Mask:
         """What is shared."""
@@ -43,9 +50,9 @@ class LGFedAvg(Training):
         dims = {s.layer: len(s.shape) for s in ctx.layout.slots if s.kind == "weight"}
         return ctx.layout.spread([(dims.get(s.layer, 0) == 2) == (self.share == "linear") for s in ctx.layout.slots])
 
-    def start(self, fleet: int, ctx: Ctx) -> Server:
+    def start(self, clients: int, ctx: Ctx) -> Server:
         if self.mask(ctx).all() or not self.mask(ctx).any():
-            raise ValueError(f'share = "{self.share}": with this model that is everything or nothing')
+            raise ValueError(f'share: "{self.share}" selects all or none of this model; expected a part of its layers')
         return Server(ctx.theta0)
 
     def down(self, server: Server, k: int, ctx: Ctx) -> Message:
@@ -79,3 +86,6 @@ class LGFedAvg(Training):
         values: Vector = inbox["server"]["theta"].values
         theta = values if len(values) == ctx.layout.dim else replaced(ctx.theta0, self.mask(ctx), values)
         return theta if client.own is None else replaced(theta, ~self.mask(ctx), client.own)
+
+    def forget(self, server: Server, k: int) -> Server:
+        return replace(server, met=tuple(j for j in server.met if j != k))

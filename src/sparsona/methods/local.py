@@ -1,29 +1,28 @@
-"""Local training alone: every client has its own model and sends nothing."""
+"""Local training only: every client has its own model and sends nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
-from sparsona.core.training import Ctx, State, Training, train_on
+from sparsona.core.training import Ctx, State, StatefulTraining, train_on
 from sparsona.core.wire import Message
 from sparsona.method import Inbox, LocalData, Vector
 
 
 @dataclass(frozen=True)
 class Client:
+    """What a client keeps between rounds."""
+
     theta: Vector | None  # None: the common initial model
     state: State | None = None  # what its optimiser keeps
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local(Training):
+class Local(StatefulTraining):
     """K independent models; the server only says whose turn it is."""
 
-    keeps_moments: ClassVar[bool] = True
-
-    def start(self, fleet: int, ctx: Ctx) -> None:
+    def start(self, clients: int, ctx: Ctx) -> None:
         return None
 
     def down(self, server: None, k: int, ctx: Ctx) -> Message:

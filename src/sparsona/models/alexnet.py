@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsona.models.norms import BatchNorm
+from sparsona.models.pooling import average_to
 from sparsona.models.width import narrow
 
 WIDTHS = (64, 192, 384, 256, 256)
@@ -31,7 +32,7 @@ class AlexNet(nn.Module):
         for layer, pooled in zip(self.layers, POOLED, strict=True):
             x = layer(x)
             x = (F.max_pool2d(x, 2) if pooled else x).relu()
-        x = F.adaptive_avg_pool2d(x, 2).flatten(1)
+        x = average_to(x, 2).flatten(1)
         for layer in self.hidden:
             x = layer(self.dropout(x)).relu()
         logits: Tensor = self.head(x)
@@ -64,7 +65,7 @@ class AlexNetBN(nn.Module):
         for layer, pooled in zip(self.layers, POOLED, strict=True):
             x = layer(x)
             x = (F.max_pool2d(x, 3, 2) if pooled else x).relu()
-        x = F.adaptive_avg_pool2d(x, 6).flatten(1)
+        x = average_to(x, 6).flatten(1)
         for layer in self.hidden:
             x = layer(x).relu()
         logits: Tensor = self.head(x)

@@ -1,4 +1,4 @@
-"""Small networks: LeNets and other plain convolutional nets, a perceptron, and a bag of words.
+"""Small networks: LeNets and other plain convolutional nets, a perceptron, a bag of words, and a character model.
 
 LeNet-5 after LeCun et al., Gradient-based learning applied to document recognition, Proc. IEEE 1998.
 """
@@ -84,6 +84,28 @@ class BagOfWords(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits of a batch of token ids."""
         logits: Tensor = self.head(self.embedding(x.long()).mean(1))
+        return logits
+
+
+class CharacterCNN(nn.Module):
+    """Convolutions that look back only, so that each position predicts the token that follows it."""
+
+    def __init__(
+        self, classes: int, vocabulary: int, *, widths: tuple[int, ...] = (64, 64), kernel: int = 5, width: float = 1.0
+    ) -> None:
+        super().__init__()
+        sizes = (32, *(narrow(n, width) for n in widths))
+        self.embedding = nn.Embedding(vocabulary, sizes[0])
+        self.convs = nn.ModuleList(nn.Conv1d(i, o, kernel) for i, o in pairwise(sizes))
+        self.head = nn.Linear(sizes[-1], classes)
+        self.past = kernel - 1  # zeros before each text, so that a token is predicted from earlier ones only
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [n, length, classes] of a batch of token ids [n, length]."""
+        h = self.embedding(x.long()).transpose(1, 2)
+        for conv in self.convs:
+            h = conv(F.pad(h, (self.past, 0))).relu()
+        logits: Tensor = self.head(h.transpose(1, 2))
         return logits
 
 

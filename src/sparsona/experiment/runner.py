@@ -1,0 +1,158 @@
+"""From a recipe to a finished run, and from an interrupted run to its end."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sparsona.core.arithmetic import arithmetic
+from sparsona.data import Fleet
+from sparsona.data.lazy import KEPT
+from sparsona.engines.device import Device
+from sparsona.engines.rounds import Engine
+from sparsona.engines.store import Store
+from sparsona.experiment.checkpoints import Checkpointer, forget_state, reopen, state_file
+from sparsona.experiment.engine import moved
+from sparsona.experiment.evaluator import Evaluator, is_due
+from sparsona.experiment.loop import Loop, OnRound
+from sparsona.experiment.objects import NO_OBJECTS, Objects
+from sparsona.experiment.outcome import Outcome
+from sparsona.experiment.recipe import Recipe, ready, tables, with_data
+from sparsona.experiment.recorder import Recorder
+from sparsona.experiment.results import Run, RunError
+from sparsona.experiment.sampling import Sizes, sampling_of
+from sparsona.experiment.setup import about as describe
+from sparsona.experiment.setup import members, names_of, open_engine, sizes_of, verify
+from sparsona.experiment.sweep import difference
+
+_EARLIER = {"device": "cpu", "precision": "float32"}  # what runs have of versions that did not say
+
+
+def run(
+    recipe: Recipe,
+    out: str | Path | None = None,
+    *,
+    data_dir: Path | None = None,
+    on_round: OnRound | None = None,
+    objects: Objects = NO_OBJECTS,
+) -> Run:
+    """Run a recipe into the folder ``out``; without a folder, the finished run keeps its rows in memory."""
+    recipe = ready(recipe, objects)
+    with open_engine(recipe, data_dir, objects) as (engine, device, fleet):
+        recipe = with_data(recipe, fleet.config)
+        verify(recipe, device, fleet.clients, sizes_of(fleet), names_of(fleet))
+        about = describe(recipe, device, fleet)
+        folder = None if out is None else Run.create(Path(out), recipe, about, fleet.encoding)
+        _warn_of_reads(recipe, fleet)
+        return _run(recipe, engine, device, fleet.clients, folder, on_round, fleet, sizes_of(fleet))
+
+
+def resume(
+    out: str | Path,
+    *,
+    data_dir: Path | None = None,
+    on_round: OnRound | None = None,
+    objects: Objects = NO_OBJECTS,
+    engine: Mapping[str, Any] | None = None,
+) -> Run:
+    """Resume an interrupted run from its last checkpoint; a finished one is left as it is.
+
+    ``engine`` has fields of [engine] to change, of those that do not change results: the recipe stays as recorded.
+    """
+    folder = Run.open(Path(out))
+    if folder.finished and folder.summary["rounds"] == folder.recipe.rounds:
+        forget_state(folder.path)  # it may have been killed just before
+        return folder
+    reopen(folder.path)  # it may have been killed while it was extended
+    if "fleet_run" in json.loads((folder.path / "run.json").read_text()):
+        again = f"sparsona fleet run SERVER {shlex.quote(str(out))}"
+        raise RunError(f"{out} is a fleet run, whose nodes keep the clients' states; resume it with: {again}")
+    recipe = ready(replace(folder.recipe, engine=moved(folder.recipe.engine, engine or {})), objects)
+    for what, given in (("method", objects.method), ("model", objects.model)):
+        if given is not None and tables(recipe)[what] != tables(folder.recipe)[what]:
+            raise RunError(f"{out} was run with another {what}: {difference(folder.recipe, [recipe])}")
+    with open_engine(recipe, data_dir, objects) as (opened, device, fleet):
+        _warn_of_changes(folder, describe(recipe, device, fleet))
+        return _run(recipe, opened, device, fleet.clients, folder, on_round, fleet, sizes_of(fleet))
+
+
+def drive(
+    recipe: Recipe,
+    engine: Engine,
+    device: Device,
+    out: Path,
+    about: dict[str, Any],
+    on_round: OnRound | None = None,
+    sizes: Sizes | None = None,
+) -> Run:
+    """Run a recipe on a fleet whose clients keep their own values, or resume such a run."""
+    with arithmetic():
+        if (out / "recipe.toml").is_file():
+            folder = Run.open(out)
+            if folder.finished:
+                return folder
+        else:
+            verify(recipe, device, recipe.data.clients, sizes)
+            folder = Run.create(out, recipe, about)
+        return _run(folder.recipe, engine, device, recipe.data.clients, folder, on_round, sizes=sizes, away=True)
+
+
+def _run(
+    recipe: Recipe,
+    engine: Engine,
+    device: Device,
+    clients: int,
+    folder: Run | None,
+    on_round: OnRound | None,
+    data: Fleet | None = None,
+    sizes: Sizes | None = None,
+    *,
+    away: bool = False,
+) -> Run:
+    """Put the parts of a run together, and let them run to the end."""
+    store = Store(None if folder is None else state_file(folder.path))
+    recorder = Recorder(folder, recipe.task)
+    labels = None if data is None or data.lazy else data.label_counts
+    names = () if data is None else tuple(names_of(data))
+    try:
+        sampling = sampling_of(recipe, members(recipe, clients), sizes, names)
+        evaluator = Evaluator(recipe, engine, device, store, list(sampling.members))
+        checkpointer = Checkpointer(store, device, clients, recipe.engine.checkpoint_every, evaluator, recorder)
+        loop = Loop(recipe, engine, device, clients, sampling, store, evaluator, recorder, checkpointer, on_round, away)
+        server = loop.run()
+        return Outcome(recipe, device, clients, store, evaluator, labels, away, names).write(server, recorder)
+    except BaseException:
+        store.rescue()  # whatever stopped us, keep the rounds that are whole
+        raise
+    finally:
+        store.close()
+        recorder.close()
+
+
+def _warn_of_reads(recipe: Recipe, fleet: Fleet) -> None:
+    """Warn of tests that read all clients of a federation, more than stay in memory, every time."""
+    count, tested = len(members(recipe, fleet.clients)), recipe.evaluate.clients
+    if fleet.lazy and tested == "all" and set(recipe.evaluate.points) != {"after"} and count > KEPT:
+        times = len([t for t in range(recipe.rounds) if is_due(recipe, t)])
+        warnings.warn(
+            f"{fleet.dataset.name}: each of {times:,} evaluations reads all {count:,} clients, {times * count:,} reads"
+            ' in all; evaluate.clients = "participated" or a number tests few, evaluate.points = ["after"] who trains',
+            stacklevel=3,
+        )
+
+
+def _warn_of_changes(folder: Run, now: dict[str, Any]) -> None:
+    """Warn of changes since the run began, because its result may then not be bit-identical."""
+    then = _EARLIER | json.loads((folder.path / "run.json").read_text())
+    changed = [f"{key} was {then.get(key)}, is {value}" for key, value in now.items() if then.get(key) != value]
+    if changed:
+        warnings.warn(
+            f"{folder.path} was started in another environment, so results may not be bit-identical: "
+            f"{'; '.join(changed)}",
+            stacklevel=3,
+        )

@@ -1,0 +1,1 @@
+"""DA-DPFL: the method, and how it prunes."""

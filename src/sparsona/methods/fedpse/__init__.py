@@ -1,0 +1,1 @@
+"""FedPSE: the method and the correlations that its downlink uses."""

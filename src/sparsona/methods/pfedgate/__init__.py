@@ -1,0 +1,1 @@
+"""pFedGate: the method, its gates, blocks and knapsack, and the models that it exports."""

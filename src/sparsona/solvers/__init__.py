@@ -1,1 +1,0 @@
-"""Optimisation problems that are solved once, before training: which layers a device trains."""
