@@ -280,9 +280,9 @@ def test_messages_of_a_batch_arrive_as_they_were(pool):
     """Alike or not, in this batch or the last one: each client gets its own."""
     engine, device = pool
     dim = device.task.layout.dim
-    thetas = [torch.full((dim,), i / 8) for i in range(5)]
-    messages = [Message(theta=Values(theta)) for theta in thetas]
-    order = [int(i) for i in torch.randint(0, 5, (400,), generator=torch.Generator().manual_seed(1))]
+    generator = torch.Generator().manual_seed(1)
+    messages = [Message(theta=Values(torch.randn(dim, generator=generator))) for _ in range(5)]
+    order = [int(i) for i in torch.randint(0, 5, (400,), generator=generator)]
     jobs = [Job("shared", 0, place % 6, None, {"server": messages[i]}) for place, i in enumerate(order)]
     with arithmetic():
         due = [device.handle(job).score for job in jobs]

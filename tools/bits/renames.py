@@ -73,10 +73,19 @@ ADDED_FIELDS: dict[str, Any] = {
     "engine.device_cache": 4.0,
     "engine.precision": "float32",
     "engine.tf32": False,
+    "task.loss": "cross_entropy",
+    "task.label_smoothing": 0.0,
+    "task.metrics": [],
+    "task.headline": "",
+    "fleet.sampler": "uniform",
+    "fleet.trace": "",
+    "fleet.peers": "all",
+    "evaluate.clients": "all",
+    "method.optimiser_args": {},
 }
 
 # Other values of new fields that recipes have and that leave what was recorded before as it was.
-ADDED_VALUES: dict[str, tuple[Any, ...]] = {}
+ADDED_VALUES: dict[str, tuple[Any, ...]] = {"task.metrics": (["accuracy", "balanced_accuracy", "auc"],)}
 
 # Fields whose default is another now, which changes no result: {"section.field": (default of the base, new default)}.
 CHANGED_DEFAULTS: dict[str, tuple[Any, Any]] = {"engine.workers": (2, "auto")}
@@ -140,7 +149,10 @@ _LABELS = "titles, labels and legends of figures have other words"
 CHANGED_ON_PURPOSE: dict[str, str] = {
     "*/state/progress.json": "new: what a finished run needs besides its values to get more rounds",
     "*.tex": "new: tables as LaTeX",
+    "commands/variants/*/clients.csv": "new: every client's metrics in all variants",
+    "commands/masks-*/step-1.json": "budgets are floored, never rounded up past a share",
     "commands/reproduce/step-2.json": "a dry run also says method, seed and rounds done of each run",
+    "commands/names/step-2.json": "new: the model char-cnn",
     "commands/names/step-3.json": "names of tables: the three that ended in -before are columns of others now",
     "commands/sweep/*/sweep.md": "tables of sweeps say which variance they show",
     "commands/sweep/step-*.json": "tables of sweeps say which variance they show",
