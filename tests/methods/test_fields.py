@@ -80,6 +80,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "lr_steps": ({"lr_schedule": "steps", "lr_decay": 0.5}, (0.1,)),
     "moments": ({"momentum": 0.5}, "client"),
     "momentum": ({"momentum": 0.0, "batch": 4}, 0.5),
+    "open": ({}, 0.9),
     "optimiser": ({"momentum": 0.0}, "adam"),
     "optimiser_args": ({"optimiser": "AdamW", "momentum": 0.0, "lr": 0.05, "batch": 4}, {"betas": (0.2, 0.9)}),
     "p": (PRUNES, 0.25),

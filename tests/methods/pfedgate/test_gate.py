@@ -57,6 +57,26 @@ def test_gate_is_a_mean_of_sigmoids():
     assert torch.allclose(g, plain.linear(x).mean(0))
 
 
+@pytest.mark.parametrize("post_norm", [True, False])
+def test_a_gate_can_start_open(post_norm):
+    """sigmoid(log(0.9 / 0.1)) = 0.9: on inputs of zero, every weight is that, and no importance is another."""
+    task = gate_task((2,), 3, False, post_norm, True, False)
+    half, wide = (fresh(task, Rng(1, "gate"), opening) for opening in (0.5, 0.9))
+    for vector, opening in ((half, 0.5), (wide, 0.9)):
+        task.load(vector)
+        task.model.eval()
+        with torch.no_grad():
+            task.model.linear.weight.zero_()
+            if not post_norm:
+                task.model.linear.bias.sub_(task.layout.unflatten(half)["linear.bias"])
+            else:
+                task.model.linear.bias.zero_()
+            importance, weights = task.model(torch.zeros(4, 2))
+        assert importance.tolist() == pytest.approx([0.5] * 3)
+        assert weights.tolist() == pytest.approx([opening] * 3)
+    assert int((half != wide).sum()) == 3
+
+
 def test_a_gate_in_evaluation_mode_forgets_what_was_trained_on():
     """The same vector gives the same numbers, whoever used the module before, and does not move by looking."""
     task = gate_task((1, 4, 4), 6, True, True, True, False)

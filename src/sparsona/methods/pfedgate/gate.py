@@ -232,12 +232,18 @@ def gate_task(
     return Task.of(gate, torch.zeros(2, *shape), device=device)[0]
 
 
-def fresh(task: Task, rng: Rng) -> Vector:
-    """A gate's first vector, by its key: PyTorch's usual initial values."""
+def fresh(task: Task, rng: Rng, opening: float = 0.5) -> Vector:
+    """A gate's first vector, by its key: PyTorch's usual initial values, its bias for M at the logit of ``opening``."""
+    gate = cast(Gate, task.model)
     with rng.everywhere():
-        for module in task.model.modules():
+        for module in gate.modules():
             if isinstance(module, (nn.Linear, nn.BatchNorm1d, SwitchNorm)):
                 module.reset_parameters()
+    if opening != 0.5:
+        last = gate.post if isinstance(gate.post, nn.BatchNorm1d) else gate.linear
+        of_weights = last.bias if gate.shared else last.bias.chunk(2)[1]
+        with torch.no_grad():
+            of_weights.add_(math.log(opening / (1 - opening)))
     return task.flat.clone()
 
 

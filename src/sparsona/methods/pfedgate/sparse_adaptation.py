@@ -10,7 +10,7 @@ from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 from typing_extensions import Doc
 
@@ -142,6 +142,10 @@ class Gating(SgdTraining):
     pre_norm: Annotated[bool, Doc("switchable normalisation of the gate's inputs")] = True
     post_norm: Annotated[bool, Doc("batch normalisation of the gate's outputs")] = True
     sigmoid: Annotated[bool, Doc("apply a sigmoid to the gate's outputs")] = True
+    open: Annotated[
+        Annotated[float, Gt(0), Lt(1)],
+        Doc("initial weight M of every block: sigmoid of the bias of the gate's last layer; 0.5 in the paper"),
+    ] = 0.5
     shared_branch: Annotated[bool, Doc("use one branch for importance (G) and weights (M)")] = False
     st_kept_only: Annotated[bool, Doc("importance (G) gets gradients only from the kept blocks")] = False
 
@@ -192,7 +196,7 @@ class Gating(SgdTraining):
     def first_gate(self, keep: float, ctx: Ctx) -> Vector:
         """A new gate's vector, drawn on the host, so that it is the same on every kind of device."""
         host = self.gate_over(self.gated(keep, ctx).blocks, ctx, CPU)
-        return fresh(host, ctx.rng("gate")).to(ctx.task.device)
+        return fresh(host, ctx.rng("gate"), self.open).to(ctx.task.device)
 
     def gated(self, keep: float, ctx: Ctx, data: LocalData | None = None) -> Gated:
         """The model under a gate of this budget."""
