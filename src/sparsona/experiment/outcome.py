@@ -91,7 +91,10 @@ class Outcome:
                 write(folder / f"client-{result.k:05d}.safetensors", self.device.exported(result.message))
 
     def _vectors(self, file: Path) -> None:
-        """Write what each client has learnt as a vector, with its label counts, for the figure of who learns alike."""
+        """Write what each client has learnt as a vector, with label counts, for the figure that clusters clients.
+
+        A client without such a vector, now or when it joined, is not in the figure.
+        """
         method, reports = self.device.method, capabilities(self.device.method).reports
         if reports is None or self.labels is None:
             return
@@ -100,10 +103,8 @@ class Outcome:
             if raw := self.store.client(k):
                 ctx = self.device.ctx(0, "join", k)
                 now = reports.report(loads(here(raw), types_of(method)), None, k, ctx).private
-                if now is None:
-                    return
-                then = reports.report(method.join(k, ctx), None, k, ctx).private
-                assert then is not None, "a client that keeps something to itself does so from the start"
-                tensors[f"client-{k:05d}"] = (now - then).contiguous()
+                then = None if now is None else reports.report(method.join(k, ctx), None, k, ctx).private
+                if now is not None and then is not None:
+                    tensors[f"client-{k:05d}"] = (now - then).contiguous()
         if tensors:
             write(file, save(tensors | {"labels": torch.from_numpy(self.labels()).contiguous()}))
