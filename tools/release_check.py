@@ -56,6 +56,14 @@ def check_wheel(folder: Path, version: str) -> None:
     stop_if(not (empty / "runs/quickstart-1/compare/gain.png").is_file(), "the quickstart left no figure")
     print("the wheel runs the quickstart from an empty environment and folder")
 
+    newest = environment(folder / "newest")
+    torch = re.search(r"^torch==\S+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert torch is not None
+    run(newest, *PIP[:4], torch[0], str(wheel))  # everything else as new as the package allows
+    help_text = run(str(Path(newest).with_name("sparsona")), "run", "--help", cwd=empty)
+    stop_if("Recipe name" not in help_text, "sparsona run --help: no help of RECIPE with the newest dependencies")
+    print("the wheel shows its help with the newest dependencies")
+
 
 def environment(folder: Path) -> str:
     """The Python of a new, empty environment."""
