@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils import deterministic
 
 from sparsona.engines.hardware import (
     Machine,
@@ -216,6 +217,11 @@ def test_devices_are_of_one_kind() -> None:
         (("cuda:0", "cuda:1"), 3, TWO_GPUS, 3),
         (("cuda:0", "cuda:1"), 1, TWO_GPUS, 2),  # each GPU has one
         (("mps",), 10, APPLE, 2),
+        (("cuda:0",), 10, replace(TWO_GPUS, free_on={"cuda:0": 9 * GIB}.get), 2),
+        (("cuda:0",), 10, replace(TWO_GPUS, free_on={"cuda:0": 2 * GIB - 1}.get), 1),  # what its memory allows
+        (("cuda:0", "cuda:1"), 10, replace(TWO_GPUS, free_on={"cuda:0": 9 * GIB, "cuda:1": GIB}.get), 2),
+        (("cuda:0", "cuda:1"), 10, replace(TWO_GPUS, free_on={"cuda:0": 0, "cuda:1": 0}.get), 2),  # there is always one
+        (("cpu",), 3, replace(TWO_GPUS, free_on={"cuda:0": 0}.get), 3),
     ],
 )
 def test_auto_is_as_many_workers_as_have_something_to_do(
@@ -231,6 +237,8 @@ def test_auto_is_as_many_workers_as_have_something_to_do(
         (8, ("cpu",), PLAIN, 8),
         (2, ("cpu",), replace(PLAIN, cores=1, memory=GIB // 2), 2),  # two are allowed anywhere
         (3, ("cuda:0", "cuda:1"), TWO_GPUS, 6),  # a number for each GPU
+        (3, ("cuda:0", "cuda:1"), replace(TWO_GPUS, free_on={"cuda:0": 3 * GIB, "cuda:1": 4 * GIB}.get), 6),
+        (1, ("cuda:0",), replace(TWO_GPUS, free_on={"cuda:0": 0}.get), 1),
     ],
 )
 def test_a_number_of_workers_is_taken_as_it_is(
@@ -255,6 +263,19 @@ def test_a_number_of_workers_is_taken_as_it_is(
             TWO_GPUS,
             "workers: 33 is too many for this machine; expected at most 32 on each GPU (16 cores, 64 GiB, 2 GPUs)",
         ),
+        (
+            2,
+            ("cuda:0",),
+            replace(TWO_GPUS, free_on={"cuda:0": 3 * GIB // 2}.get),
+            "workers: 2 is too many for this machine; expected at most 1 (16 cores, 64 GiB, 1 GPU with 1.5 GiB free)",
+        ),
+        (
+            6,
+            ("cuda:0", "cuda:1"),
+            replace(TWO_GPUS, free_on={"cuda:0": 9 * GIB, "cuda:1": 5 * GIB}.get),
+            "workers: 6 is too many for this machine; expected at most 5 on each GPU "
+            "(16 cores, 64 GiB, 2 GPUs with 5 GiB free)",
+        ),
     ],
 )
 def test_more_workers_than_the_machine_can_hold_are_refused(
@@ -262,6 +283,18 @@ def test_more_workers_than_the_machine_can_hold_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         workers_of(wanted, devices, 100, machine, GIB)
+
+
+def test_a_gpu_is_asked_for_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: asked.append(device) or (3 * GIB, 8 * GIB))
+    assert workers_of(3, ("cuda:1",), 9, TWO_GPUS, GIB) == 3
+    with pytest.raises(ValueError, match=r"^workers: 4 is too many .* at most 3 \(.*1 GPU with 3 GiB free\)$"):
+        workers_of(4, ("cuda:1",), 9, TWO_GPUS, GIB)
+    assert set(asked) == {torch.device("cuda:1")}  # and no other, nor any for workers on the CPU
+    assert workers_of(3, ("cpu",), 9, TWO_GPUS, GIB) == 3
+    assert set(asked) == {torch.device("cuda:1")}
 
 
 def test_a_worker_needs_its_data_and_some_vectors_as_long_as_the_model() -> None:
@@ -280,13 +313,15 @@ def test_the_kind_of_a_device_is_what_results_depend_on() -> None:
 def test_an_accelerator_is_repeatable_within_a_job_only() -> None:
     def settings() -> tuple[object, ...]:
         cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
-        return torch.get_deterministic_debug_mode(), cudnn.benchmark, cudnn.allow_tf32, products.allow_tf32
+        filled = deterministic.fill_uninitialized_memory  # else every torch.empty costs a pass
+        return torch.get_deterministic_debug_mode(), cudnn.benchmark, cudnn.allow_tf32, products.allow_tf32, filled
 
     before = settings()
+    assert before[-1]
     with repeatable(torch.device("cuda:0")):
-        assert settings() == (2, False, False, False)
+        assert settings() == (2, False, False, False, False)
     with repeatable(torch.device("cuda:0"), tf32=True):
-        assert settings() == (2, False, True, True)
+        assert settings() == (2, False, True, True, False)
     assert settings() == before
     with repeatable(torch.device("cpu"), tf32=True):
         assert settings() == before

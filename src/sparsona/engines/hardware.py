@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch.utils import deterministic
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or products differ from run to run; CUDA reads it once
 
@@ -24,6 +25,14 @@ ALWAYS = 2  # workers that are allowed on any machine
 _WORKER = 320 << 20
 _VECTORS = 12
 _GROUPS = "sys/fs/cgroup"
+_fresh: Any = deterministic  # the module has a field that its type does not
+
+
+def free_on_gpu(device: str) -> int | None:
+    """Bytes of a CUDA GPU's memory that are not in use; None for other devices, whose memory is the machine's."""
+    if not device.startswith("cuda") or not torch.cuda.is_available():
+        return None
+    return torch.cuda.mem_get_info(torch.device(device))[0]
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,7 @@ class Machine:
     memory: int  # bytes of the machine, or of the control group
     free: int  # bytes of them that are not in use
     accelerators: tuple[str, ...] = ()  # ("cuda:0", "cuda:1", ...) or ("mps",)
+    free_on: Callable[[str], int | None] = free_on_gpu  # asked only for GPUs that a run uses: it wakes them up
 
     @staticmethod
     def here(root: Path = Path("/")) -> Machine:
@@ -134,16 +144,23 @@ def workers_of(wanted: int | Literal["auto"], devices: Sequence[str], at_once: i
     """How many worker processes a run has on these devices; raises ValueError, beginning with ``workers``, if too many.
 
     A number counts on each GPU. ``auto`` is one for each core, or two for each GPU, but no more than there are clients
-    ``at_once`` and than fit into free memory, where a worker needs ``each`` bytes.
+    ``at_once`` and than fit into free memory, where a worker needs ``each`` bytes, on its GPU too.
     """
     gpus = 0 if devices[0] == "cpu" else len(devices)
     places = max(gpus, 1)
+    free = min((n for name in devices if (n := machine.free_on(name)) is not None), default=None)  # of the fullest GPU
+    room = None if free is None else max(free // each, 1)
     if wanted == "auto":
         most = min(machine.cores, at_once, machine.free // each)
-        return max(min(most, AUTO_PER_GPU * gpus) if gpus else most, places)
+        if gpus:
+            most = min(most, gpus * (AUTO_PER_GPU if room is None else min(AUTO_PER_GPU, room)))
+        return max(most, places)
     fit = max(min(MOST_PER_CORE * machine.cores, machine.memory // each) // places, ALWAYS)
+    if room is not None:
+        fit = min(fit, room)
     if wanted > fit:
         where = str(machine) + (f", {_counted(gpus, 'GPU')}" if gpus else "")
+        where += "" if free is None else f" with {free / (1 << 30):.3g} GiB free"
         unit = " on each GPU" if gpus > 1 else ""
         raise ValueError(f"workers: {wanted} is too many for this machine; expected at most {fit}{unit} ({where})")
     return wanted * places
@@ -161,7 +178,8 @@ def device_kind(devices: Sequence[str]) -> str:
 def repeatable(device: torch.device, *, tf32: bool = False) -> Iterator[None]:
     """Within the block a device gives the same bits each time, and TF32 is used only where it was asked for.
 
-    An accelerator then has deterministic kernels only. On the CPU nothing changes.
+    An accelerator then has deterministic kernels only, without the filling of fresh memory that PyTorch adds to them,
+    which costs a pass for each tensor and finds only reads of what nobody wrote. On the CPU nothing changes.
     """
     if device.type == "cpu":
         yield
@@ -169,13 +187,16 @@ def repeatable(device: torch.device, *, tf32: bool = False) -> Iterator[None]:
     cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
     mode = torch.get_deterministic_debug_mode()
     before = cudnn.benchmark, cudnn.allow_tf32, products.allow_tf32
+    filled = _fresh.fill_uninitialized_memory
     torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms would load a compiler for seconds
     cudnn.benchmark, cudnn.allow_tf32, products.allow_tf32 = False, tf32, tf32
+    _fresh.fill_uninitialized_memory = False
     try:
         yield
     finally:
         torch.set_deterministic_debug_mode(mode)
         cudnn.benchmark, cudnn.allow_tf32, products.allow_tf32 = before
+        _fresh.fill_uninitialized_memory = filled
 
 
 def _whole(name: str) -> str:
