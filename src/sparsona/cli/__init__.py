@@ -44,8 +44,9 @@ def _top(
 
 def main() -> None:
     """Entry point."""
-    for stop in (signal.SIGTERM, signal.SIGHUP):  # a machine that shuts down is like Ctrl-C: save, then go
-        signal.signal(stop, _stop)
+    for name in ("SIGTERM", "SIGHUP"):  # a machine that shuts down is like Ctrl-C: save, then go
+        if hasattr(signal, name):  # Windows has no SIGHUP
+            signal.signal(getattr(signal, name), _stop)
     here = str(Path.cwd())
     if here not in sys.path:  # for --model; last, so that no file here can hide a module that we need
         sys.path.append(here)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -111,6 +110,10 @@ def stop_all(children: Sequence[Child]) -> None:
 @contextmanager
 def exclusive_lock(lock: Path, otherwise: str) -> Iterator[IO[str]]:
     """Hold a lock file until the process ends, even if it is killed; FleetError if another process holds it."""
+    try:
+        import fcntl  # not on Windows, where the command line must still start
+    except ImportError:
+        raise FleetError("servers and nodes of a fleet run on Linux only; on Windows use WSL 2") from None
     lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with lock.open("a+") as file:
         try:
