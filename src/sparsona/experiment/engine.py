@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ def devices_for(config: EngineConfig) -> tuple[str, ...]:
 
     Those of a Ray cluster are what its machines have.
     """
+    if config.name == "pool" and sys.platform == "win32":
+        raise RecipeError('engine.name: "pool" does not run on Windows; set engine.name = "local"')
     if config.name == "ray" and config.address:
         return (config.device,) if isinstance(config.device, str) else config.device
     try:
