@@ -45,7 +45,11 @@ def recipe(
         "fleet": {"per_round": 3},
         "topology": {"neighbours": 2, "max_wait": 1, "fixed": False},  # without a server
         "evaluate": {"points": ["before", "after"]},
-        "engine": {"name": engine, "workers": workers, "checkpoint_every": checkpoint_every},
+        "engine": {
+            "name": engine,
+            "workers": 1 if engine == "local" else workers,
+            "checkpoint_every": checkpoint_every,
+        },
         "results": {"figures": False},
     }
     for key, value in [*SUITS.get(name, {}).items(), *more.items()]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,34 @@ def test_more_workers_than_fit_are_refused_before_any_is_started(tmp_path: Path)
     assert not (tmp_path / "run").exists()
     with pytest.raises(RecipeError, match=r"^engine.workers: 5000 is too many"):
         dry_run({"x": r}, tmp_path / "runs")
+
+
+def test_workers_without_worker_processes_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    r = on(recipe(), workers=500)
+    text = (
+        'engine.workers: 500 is for worker processes, and engine.name = "local" has none; expected 1 or "auto", or '
+        'engine.name = "pool"'
+    )
+    with pytest.raises(RecipeError, match=f"^{re.escape(text)}$"):
+        run(r, tmp_path / "run")
+    with pytest.raises(RecipeError, match=f"^x: {re.escape(text)}$"):
+        verify_all({"x": r})
+    with pytest.raises(RecipeError, match=f"^{re.escape(text)}$"):
+        dry_run({"x": r}, tmp_path / "runs")
+    assert not list(tmp_path.iterdir())
+    for workers in (1, "auto"):
+        assert devices_for(EngineConfig(name="local", workers=workers, device="cpu")) == ("cpu",)
+
+
+def test_a_recorded_number_of_workers_does_not_follow_a_run_to_the_local_engine(tmp_path: Path) -> None:
+    stopped(recipe(), tmp_path / "run")
+    file = tmp_path / "run" / "recipe.toml"
+    file.write_text(file.read_text().replace("workers = 1", "workers = 2"))  # as earlier versions wrote it
+    assert Run.open(tmp_path / "run").recipe.engine.workers == 2
+    assert resume(tmp_path / "run").finished
+    assert moved(EngineConfig(workers=4), {"name": "local"}).workers == 1
+    with pytest.raises(RecipeError, match=r"^engine.workers: 4 is for worker processes"):
+        devices_for(moved(EngineConfig(), {"name": "local", "workers": 4}))
 
 
 @pytest.mark.parametrize(

@@ -55,10 +55,13 @@ def check_placement(config: EngineConfig) -> None:
 
 
 def devices_for(config: EngineConfig) -> tuple[str, ...]:
-    """The devices that clients run on; RecipeError if they are not here.
+    """The devices that clients run on; RecipeError if they are not here, or if workers are asked for without any.
 
     Those of a Ray cluster are what its machines have.
     """
+    if config.name == "local" and config.workers not in (1, "auto"):  # reading a run's recipe allows it
+        what = 'is for worker processes, and engine.name = "local" has none; expected 1 or "auto", or'
+        raise RecipeError(f'engine.workers: {config.workers} {what} engine.name = "pool"')
     if config.name == "pool" and sys.platform == "win32":
         raise RecipeError('engine.name: "pool" does not run on Windows; set engine.name = "local"')
     if config.name == "ray" and config.address:
@@ -70,7 +73,10 @@ def devices_for(config: EngineConfig) -> tuple[str, ...]:
 
 
 def moved(config: EngineConfig, changes: Mapping[str, Any]) -> EngineConfig:
-    """The section with other values of fields that do not change results; RecipeError for any other."""
+    """The section with other values of fields that do not change results; RecipeError for any other.
+
+    A recorded number of workers does not follow a run to the engine "local".
+    """
     free = [f.name for f in dataclasses.fields(config) if f.name not in DECIDING]
     hints = typing.get_type_hints(EngineConfig, include_extras=True)
     for key in changes:
@@ -78,5 +84,7 @@ def moved(config: EngineConfig, changes: Mapping[str, Any]) -> EngineConfig:
             what = "cannot change in a run that has started" if key in hints else "no such field"
             raise RecipeError(f"engine.{key}: {what}; expected {', '.join(free)}")
     config = dataclasses.replace(config, **{k: check_value(hints[k], v, f"engine.{k}") for k, v in changes.items()})
+    if config.name == "local" and "workers" not in changes:
+        config = dataclasses.replace(config, workers=1)
     check_placement(config)
     return config
