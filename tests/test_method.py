@@ -5,12 +5,14 @@ import re
 import sys
 import textwrap
 import types
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
+import sparsona
 import sparsona.method as contract
 from small import recipe
 from sparsona.engines.local import LocalEngine
@@ -26,6 +28,10 @@ from sparsona.method import (
     ContractError,
     capabilities,
 )
+from sparsona.methods.dispfl import DisPFL
+from sparsona.methods.fedavg import FedAvg
+from sparsona.methods.fedspa import FedSpa
+from sparsona.methods.pfedgate.pfedgate import PFedGate
 
 IMPORTS = """
 from dataclasses import dataclass
@@ -107,8 +113,86 @@ def test_hooks_that_do_not_go_together_are_refused():
             capabilities(hooks(*names))
 
 
+@pytest.mark.parametrize(
+    ("names", "error"),
+    [
+        ((*STAR_HOOKS, "check"), "Some has check, which would never be called: only for a method without a server"),
+        (("post", "shared"), "Some has shared, which would never be called: only for a method with a server"),
+        (("post", "shared", "finish"), "Some has finish, shared, which would never be called"),
+        (("post", "welcome"), "Some has welcome, which would never be called"),
+        (("post", "forget"), "Some has forget, which would never be called"),
+    ],
+)
+def test_hooks_that_would_never_be_called_are_refused(names, error):
+    with pytest.raises(ContractError, match=error):
+        capabilities(hooks(*DEVICE_HOOKS, *names))
+
+
 def test_capabilities_follow_from_hooks():
     peer = hooks(*DEVICE_HOOKS, "post", "report", "check")
     able = capabilities(peer)
     assert able.peer is able.reports is able.checks is peer
     assert (able.star, able.shares, able.finetunes, able.welcomes, able.forgets) == (None,) * 5
+    assert (able.training, able.depends) == (None, None)
+    trains = FedSpa()
+    assert capabilities(trains).training is capabilities(trains).depends is trains
+
+
+def spied(base: type, calls: list[tuple[Any, ...]]) -> Any:
+    """A class of methods that note which hook was called in which round, and for which client."""
+
+    def noting(hook: str) -> Any:
+        inner = getattr(base, hook)
+        names = list(inspect.signature(inner).parameters)[1:]
+
+        def outer(self: Any, *arguments: Any) -> Any:
+            given = dict(zip(names, arguments, strict=True))
+            t = getattr(given.get("ctx"), "t", None)
+            calls.append((hook, t, given.get("client"), given.get("server")))
+            return inner(self, *arguments)
+
+        return outer
+
+    known = {*DEVICE_HOOKS, *STAR_HOOKS, *PEER_HOOKS, *OPTIONAL_HOOKS} - {"read", "merge"}
+    return type("Spied", (base,), {hook: noting(hook) for hook in known if hasattr(base, hook)})
+
+
+def test_hooks_of_a_method_with_a_server_are_called_when_they_say():
+    calls: list[tuple[Any, ...]] = []
+    data, fleet = {"clients": 6, "validation_share": 0.2}, {"per_round": 3, "hold_out": 0.34}
+    given = {"data": data, "fleet": fleet, "evaluate": {"points": ["before", "shared", "finished"], "every": 2}}
+    sparsona.run(recipe("fedavg", rounds=3, **given), method=spied(FedAvg, calls)(lr=0.1, batch=16))
+    times = Counter((hook, t) for hook, t, *_ in calls)
+    newcomers, members, tests = 2, 4, (1, 2)  # the last round is evaluated, too
+    for t in range(3):
+        tested = members if t in tests else 0
+        assert times["local", t] == 3
+        assert times["down", t] == 3 + tested + (newcomers if t == 2 else 0)  # none for the shared model
+        assert times["personal", t] == tested + (newcomers if t == 2 else 0)  # they adapt without a hook of their own
+    assert times["shared", None] == 3 + len(tests)  # validation in each round
+    assert sum(n for (hook, _), n in times.items() if hook == "finish") == members
+    assert {t for hook, t in times if hook == "join"} == {0}
+
+
+def test_hooks_of_a_method_without_a_server_are_called_when_they_say(tmp_path):
+    calls: list[tuple[Any, ...]] = []
+    method = spied(DisPFL, calls)(lr=0.1, batch=16)
+    sparsona.run(recipe("dispfl", rounds=2, results={"figures": True}), tmp_path / "run", method=method)
+    times = Counter((hook, t) for hook, t, *_ in calls)
+    assert {key: n for key, n in times.items() if key[0] in ("join", "post", "local", "report")} == {
+        ("join", 0): 6,
+        ("post", 0): 6,
+        ("local", 0): 6,
+        ("local", 1): 6,
+        ("report", 0): 6 + 6,  # after local training, and after the last round with the context of join
+        ("report", 1): 6,
+    }
+
+
+def test_a_report_may_be_asked_of_a_client_that_has_just_joined(tmp_path):
+    calls: list[tuple[Any, ...]] = []
+    method = spied(PFedGate, calls)(lr=0.1, batch=16)
+    given = {"fleet": {"per_round": 6}, "results": {"figures": True}}
+    sparsona.run(recipe("pfedgate", rounds=1, **given), tmp_path / "run", method=method)
+    reports = [(t, client is None, server is None) for hook, t, client, server in calls if hook == "report"]
+    assert Counter(reports) == {(0, False, True): 6 + 2 * 6, (0, True, False): 6}

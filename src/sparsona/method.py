@@ -61,7 +61,7 @@ from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData, Samples
 from sparsona.core.task import Task
 from sparsona.core.topology import Topology
-from sparsona.core.training import Ctx, Training
+from sparsona.core.training import Ctx, SgdTraining, Training
 from sparsona.core.wire import Message
 
 Client = Any  # what a device keeps between rounds: a frozen dataclass of tensors and numbers, or None
@@ -77,7 +77,7 @@ class Report:
     """Values that a method reports for a client in addition to its scores; they are not part of any message."""
 
     figures: dict[str, float] = field(default_factory=dict)  # for the records; those named "what: bin" are a histogram
-    private: Vector | None = None  # what the client never sends; used for the figure that clusters clients
+    private: Vector | None = None  # what the client never sends, for the figure that clusters clients; None: not in it
 
 
 class Method(Protocol):
@@ -86,8 +86,10 @@ class Method(Protocol):
     def join(self, k: int, ctx: Ctx) -> Client:
         """The initial value of client k.
 
-        Called on the device before the client's first job. The value depends only on its key, so it can be made at any
-        time and more than once.
+        Called on the device before each job of a client that keeps nothing yet, and wherever a client that has just
+        joined is needed: by the server of a fleet for the first messages of peers, by dry runs, for export, and after
+        the last round for ``report``. The value depends only on its key, so it can be made at any time and more than
+        once.
         """
 
     def local(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Message, Predictor]:
@@ -102,7 +104,8 @@ class Method(Protocol):
     def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Predictor:
         """The model that the device would use now, after receiving this inbox and before training.
 
-        Called on the device at every evaluation, and for export. Without a server, the inbox then holds only "self".
+        Called on the device at every evaluation, for export, and to adapt a newcomer if the method has no ``welcome``.
+        Without a server, the inbox then holds only "self".
         """
 
 
@@ -112,12 +115,16 @@ class StarMethod(Method, Protocol):
     def start(self, clients: int, ctx: Ctx) -> Server:
         """The initial value of the server, for this number of clients.
 
-        Called on the server before the first round, and once before the run folder is made. To reject a recipe, raise
-        a ValueError that begins with the name of a field.
+        Called on the server before the first round, and whenever a recipe is checked before a run, dry runs included.
+        To reject a recipe, raise a ValueError that begins with the name of a field.
         """
 
     def down(self, server: Server, k: int, ctx: Ctx) -> Message:
-        """The server's message to client k. Called on the server before each of the client's jobs."""
+        """The server's message to client k.
+
+        Called on the server before the client trains, is tested with its personal model or adapts as a newcomer; also
+        for export and in dry runs. Tests and fine-tuning of the shared model send that model instead.
+        """
 
     def read(self, server: Server, k: int, message: Message, ctx: Ctx) -> Any:
         """The checked answer of client k; raise a WireError to leave the client out of the round.
@@ -139,7 +146,9 @@ class PeerMethod(Method, Protocol):
     def post(self, client: Client, ctx: Ctx) -> Message:
         """The first message of a client, which has joined but not trained yet.
 
-        Called on the device before the first round, and again if the device loses its state.
+        Called before the first round, and again if the device loses its state. On a fleet, the server calls it instead
+        of the device, since the message follows from the client's key; a device may call it to check what peers send.
+        Dry runs call it for client 0.
         """
 
 
@@ -149,8 +158,8 @@ class Checks(Protocol):
     def check(self, clients: int, topology: Topology, ctx: Ctx | None) -> None:
         """Raise a ValueError that begins with ``topology.FIELD`` or a field of the method if it is not supported.
 
-        Called without a context when a recipe is read, and with a context before the run folder is made. A method with
-        a server raises it in ``start`` instead.
+        Called without a context when a recipe is read, and with a context whenever it is checked before a run. A method
+        with a server raises it in ``start`` instead.
         """
 
 
@@ -160,7 +169,7 @@ class SharesModel(Protocol):
     def shared(self, server: Server) -> Tensor:
         """The shared model: a vector [d], or several as rows [n, d] that predict by the mean of their logits.
 
-        Called on the server at evaluations, if ``evaluate.points`` has "shared" or "finished".
+        Called on the server at evaluations if ``evaluate.points`` has "shared", in every round if it has "finished".
         """
 
 
@@ -173,12 +182,12 @@ class Finetunes(SharesModel, Protocol):
     def finish(self, shared: Tensor, data: LocalData, ctx: Ctx) -> Predictor:
         """The fine-tuned model of the device; the context's round is that of the shared model.
 
-        Called on the device after the last round, if ``evaluate.points`` has "finished".
+        Called on the device after the last round and for export, if ``evaluate.points`` has "finished".
         """
 
 
 class Welcomes(Protocol):
-    """A method with its own way to adapt to a new client; by default, the whole personal model is fine-tuned.
+    """A method with a server and its own way to adapt to a new client; by default, all of its model is fine-tuned.
 
     A method that limits a client's model by a mask, a width or a budget needs it, so that the limits hold there too.
     """
@@ -186,7 +195,8 @@ class Welcomes(Protocol):
     def welcome(self, client: Client, inbox: Inbox, data: LocalData, epochs: int, ctx: Ctx) -> tuple[Client, Predictor]:
         """Adapt a client that has just joined for ``epochs`` local epochs; return its new value and its model.
 
-        Called on the device after the last round, for held-out clients and for new clients (``sparsona adapt``).
+        Called on the device after the last round, for held-out clients, also when one is exported, and for new clients
+        (``sparsona adapt``).
         """
 
 
@@ -194,11 +204,16 @@ class Reports(Protocol):
     """A method that reports values for each client in addition to its scores."""
 
     def report(self, client: Client | None, server: Server | None, k: int, ctx: Ctx) -> Report:
-        """The report on client k in this round, as far as it is known here.
+        """The report on client k, as far as it is known here.
 
         Called on the device after ``local`` with the client's new value and no server; then on the server after
         ``merge`` with the server's new value and no client, for each client whose answer was read. The server's
-        report is added to that of the device.
+        figures are added to those of the device.
+
+        Called again after the last round for each client that keeps a value, if figures are drawn, but not on a fleet
+        or where clients are read on demand: with that value, then with what ``join`` returns, which may be None. Both
+        calls have the context of ``join``, so ``ctx.t`` is 0. The figure that clusters clients shows by how much
+        ``private`` differs; nothing else of these reports is used.
         """
 
 
@@ -212,9 +227,21 @@ class Forgets(Protocol):
         """
 
 
+class DependsOnRounds(Protocol):
+    """A method that states whether its rounds depend on how many there are. This is not a hook but an attribute.
+
+    Built-in methods without it do not depend on ``ctx.rounds``, except by ``lr_schedule``, which is known. The class of
+    a user's method states it itself, even if it inherits the attribute; otherwise its runs cannot be extended.
+    """
+
+    @property
+    def depends_on_rounds(self) -> str | None:
+        """What uses ``ctx.rounds`` besides ``lr_schedule``, beginning with a field; None if nothing does."""
+
+
 @dataclass(frozen=True)
 class Capabilities:
-    """The capabilities of a method: the method itself under each name, or None if it lacks the hook."""
+    """The capabilities of a method: the method itself under each name, or None if it lacks what is named."""
 
     star: StarMethod | None  # exactly one of these two
     peer: PeerMethod | None
@@ -224,6 +251,8 @@ class Capabilities:
     welcomes: Welcomes | None
     reports: Reports | None
     forgets: Forgets | None
+    training: SgdTraining | None  # the fields of local training
+    depends: DependsOnRounds | None
 
 
 class ContractError(TypeError):
@@ -233,11 +262,13 @@ class ContractError(TypeError):
 DEVICE_HOOKS = ("join", "local", "personal")
 STAR_HOOKS = ("start", "down", "read", "merge")
 PEER_HOOKS = ("post",)
-OPTIONAL_HOOKS = ("check", "shared", "finish", "welcome", "report", "forget")
+OPTIONAL_STAR_HOOKS = ("shared", "finish", "welcome", "forget")
+OPTIONAL_PEER_HOOKS = ("check",)
+OPTIONAL_HOOKS = (*OPTIONAL_STAR_HOOKS, *OPTIONAL_PEER_HOOKS, "report")
 
 
 def capabilities(method: Method) -> Capabilities:
-    """The capabilities of a method, from the hooks of its class; raises ContractError if a required hook is missing."""
+    """The capabilities of a method, from the hooks of its class; raises ContractError if they do not fit together."""
     name, itself = type(method).__name__, cast(Any, method)
     has = {hook for hook in (*DEVICE_HOOKS, *STAR_HOOKS, *PEER_HOOKS, *OPTIONAL_HOOKS) if _defines(method, hook)}
     star, peer = has & {*STAR_HOOKS}, has & {*PEER_HOOKS}
@@ -249,6 +280,12 @@ def capabilities(method: Method) -> Capabilities:
         raise ContractError(
             f"{name} lacks hooks: add {', '.join(STAR_HOOKS)} for a method with a server, or post for one without"
         )
+    if unused := has & {*(OPTIONAL_PEER_HOOKS if star else OPTIONAL_STAR_HOOKS)}:
+        kind = "without" if star else "with"
+        raise ContractError(
+            f"{name} has {_list(unused)}, which would never be called: only for a method {kind} a server; "
+            f"{'raise the ValueError in start' if star else 'remove it'}, or rename it if it is no hook"
+        )
     if missing := [hook for hook in (*DEVICE_HOOKS, *(STAR_HOOKS if star else PEER_HOOKS)) if hook not in has]:
         raise ContractError(f"{name} lacks the hooks {', '.join(missing)}")
     if "finish" in has and "shared" not in has:
@@ -256,12 +293,14 @@ def capabilities(method: Method) -> Capabilities:
     return Capabilities(
         star=itself if star else None,
         peer=itself if peer else None,
-        checks=itself if peer and "check" in has else None,
+        checks=itself if "check" in has else None,
         shares=itself if "shared" in has else None,
         finetunes=itself if "finish" in has else None,
         welcomes=itself if "welcome" in has else None,
         reports=itself if "report" in has else None,
         forgets=itself if "forget" in has else None,
+        training=method if isinstance(method, SgdTraining) else None,
+        depends=itself if hasattr(type(method), "depends_on_rounds") else None,
     )
 
 
@@ -287,6 +326,7 @@ __all__ = [
     "Client",
     "ContractError",
     "Ctx",
+    "DependsOnRounds",
     "Finetunes",
     "Forgets",
     "Inbox",
