@@ -163,6 +163,21 @@ def test_imports_inside_functions_are_of_slow_or_optional_packages(file: str) ->
     assert {name for name in own if (file, name) not in OWN_LAZY} == set()
 
 
+def test_experiment_knows_methods_only_by_their_names() -> None:
+    """What it must know of a method is in ``Capabilities``."""
+    known = set()
+    for file, path in FILES.items():
+        if room_of(file) == "experiment":
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Import):
+                    known |= {alias.name for alias in node.names if under(alias.name, "sparsona.methods")}
+                elif isinstance(node, ast.ImportFrom) and under(str(node.module), "sparsona.methods"):
+                    known |= {f"{node.module}.{alias.name}" for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.module == "sparsona":
+                    known |= {"sparsona.methods" for alias in node.names if alias.name == "methods"}
+    assert known == {"sparsona.methods.METHODS"}
+
+
 def test_exceptions_are_still_needed() -> None:
     """An exception whose reason is gone is deleted."""
     modules = {file: dict.fromkeys(name for name, _ in imports(path)) for file, path in FILES.items()}

@@ -123,124 +123,77 @@ def test_reasons(method, given, reason):
 
 
 OWN = """
-import functools
 from dataclasses import dataclass
-import numpy as np
-import torch
-from sparsona.core import search
-from sparsona.core.aggregate import Mean
-from sparsona.core.training import train
-from sparsona.methods.dispfl import DisPFL
-from sparsona.methods.ditto import Ditto
 from sparsona.methods.fedavg import FedAvg
 from sparsona.methods.feddst import FedDST
 
 @dataclass(frozen=True, kw_only=True)
+class Silent(FedAvg):
+    pass
+
+@dataclass(frozen=True, kw_only=True)
 class Plain(FedAvg):
+    depends_on_rounds = None
+
+@dataclass(frozen=True, kw_only=True)
+class Child(Plain):
     pass
 
 @dataclass(frozen=True, kw_only=True)
 class Fading(FedAvg):
+    fade: bool = True
+
+    @property
+    def depends_on_rounds(self):
+        return "fade = true lowers the weights over all rounds" if self.fade else None
+
     def down(self, server, k, ctx):
-        left = [ctx.rounds - ctx.t for _ in range(1)]
-        return super().down(server * (left[0] / ctx.rounds), k, ctx)
+        return super().down(server * (1 - ctx.t / ctx.rounds if self.fade else 1), k, ctx)
 
 @dataclass(frozen=True, kw_only=True)
-class Dst(FedDST):
+class SilentDst(FedDST):
     pass
 
 @dataclass(frozen=True, kw_only=True)
-class Own(Ditto):
-    def local(self, client, inbox, data, ctx):
-        train(self, torch.nn.functional.relu(ctx.theta0), data.train, ctx)
-        Mean(ctx.layout.dim).add(np.mean([1.0]) * ctx.theta0, 1)
-        return super().local(client, inbox, data, ctx)
-
-def fade(ctx):
-    return 1 - ctx.t / ctx.rounds
-
-def wrapped(function):
-    @functools.wraps(function)
-    def inner(self, server, k, ctx):
-        return function(self, server * fade(ctx), k, ctx)
-    return inner
-
-class Fade:
-    def __call__(self, ctx):
-        return fade(ctx)
-
-FADES, FADE = {"linear": fade}, Fade()
-
-@dataclass(frozen=True, kw_only=True)
-class ByText(FedAvg):
-    def down(self, server, k, ctx):
-        return super().down(server * getattr(ctx, "rounds"), k, ctx)
-
-@dataclass(frozen=True, kw_only=True)
-class ByHelper(FedAvg):
-    def down(self, server, k, ctx):
-        return super().down(server * fade(ctx), k, ctx)
-
-@dataclass(frozen=True, kw_only=True)
-class ByModule(FedAvg):
-    def down(self, server, k, ctx):
-        return search.regrown(self, server, None, None, ctx)
-
-@dataclass(frozen=True, kw_only=True)
-class Inside(FedAvg):
-    def down(self, server, k, ctx):
-        from sparsona.core.search import regrown
-        return regrown(self, server, None, None, ctx)
-
-@dataclass(frozen=True, kw_only=True)
-class ByTable(FedAvg):
-    def down(self, server, k, ctx):
-        return super().down(server * FADES["linear"](ctx), k, ctx)
-
-@dataclass(frozen=True, kw_only=True)
-class ByWrapper(FedAvg):
-    @wrapped
-    def down(self, server, k, ctx):
-        return super().down(server, k, ctx)
-
-@dataclass(frozen=True, kw_only=True)
-class ByObject(FedAvg):
-    def down(self, server, k, ctx):
-        return super().down(server * FADE(ctx), k, ctx)
-
-@dataclass(frozen=True, kw_only=True)
-class Borrowed(FedAvg):
-    def local(self, client, inbox, data, ctx):
-        return DisPFL.local(self, client, inbox, data, ctx)
+class Dst(FedDST):
+    depends_on_rounds = FedDST.depends_on_rounds
 """
 
 
-def test_own_methods(tmp_path, monkeypatch):
+@pytest.fixture
+def own(tmp_path, monkeypatch):
     (tmp_path / "own_rounds.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
-    short, whole = (recipe("own_rounds:Plain", rounds=n) for n in (2, 3))
+
+
+@pytest.mark.parametrize(("name", "fields"), [("Plain", {}), ("Fading", {"fade": False})])
+def test_own_methods_that_do_not_depend_on_the_number_of_rounds(name, fields, own, tmp_path):
+    short, whole = (recipe(f"own_rounds:{name}", rounds=n, method=fields) for n in (2, 3))
     run(whole, tmp_path / "whole")
     extended(short, 3, tmp_path / "extended")
     assert files(tmp_path / "extended", LEAVE) == files(tmp_path / "whole", LEAVE)
 
 
 @pytest.mark.parametrize(
-    "name", ["Fading", "ByText", "ByHelper", "ByModule", "ByTable", "ByWrapper", "ByObject", "Inside", "Borrowed"]
+    ("name", "stated"),
+    [("Silent", "None"), ("Child", "Plain.depends_on_rounds"), ("SilentDst", "FedDST.depends_on_rounds")],
 )
-def test_own_methods_that_can_read_the_number_of_rounds(name, tmp_path, monkeypatch):
-    (tmp_path / "own_rounds.py").write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
-    reason = why_not(recipe(f"own_rounds:{name}", rounds=2))
-    what = f'method.name = "own_rounds:{name}"'
-    assert reason == f"the code of {what}, or a function that it uses, reads the number of rounds"
+def test_own_methods_state_it_themselves(name, stated, own):
+    """A class that inherits the statement may have hooks of its own."""
+    reason = why_not(recipe(f"own_rounds:{name}", method={"prune_rate": 0.0} if name == "SilentDst" else {}))
+    assert reason == (
+        f'method.name = "own_rounds:{name}" does not state whether it depends on the number of rounds; if its own '
+        f"hooks do not use ctx.rounds, add depends_on_rounds = {stated} to the class {name}"
+    )
 
 
-def test_own_methods_are_judged_as_what_they_inherit_from(tmp_path, monkeypatch):
-    (tmp_path / "own_rounds.py").write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
+def test_what_own_methods_state(own):
+    fading = recipe("own_rounds:Fading")
+    assert why_not(fading) == "method.fade = true lowers the weights over all rounds"
     assert why_not(recipe("own_rounds:Dst")) == "method.prune_rate = 0.3 falls to 0 in the last round"
     assert why_not(recipe("own_rounds:Dst", method={"prune_rate": 0.0})) is None
-    assert why_not(recipe("own_rounds:Own")) is None
+    steps = recipe("own_rounds:Plain", method={"lr_schedule": "steps"})
+    assert why_not(steps) == 'method.lr_schedule = "steps" depends on the number of rounds'
 
 
 def test_waiting_matters_among_peers_only():

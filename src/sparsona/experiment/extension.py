@@ -2,58 +2,44 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import json
 import shlex
-import sys
-import types
-from collections.abc import Iterator
 from typing import Any
 
 import tomli_w
 
-from sparsona.core.training import train
 from sparsona.engines.store import Checkpoint, Store
 from sparsona.engines.values import dumps, loads, split, types_of
 from sparsona.experiment.checking import shown
 from sparsona.experiment.checkpoints import PROGRESS, forget_state, reopen, state_file
 from sparsona.experiment.evaluator import BEST, is_due
-from sparsona.experiment.objects import NO_OBJECTS, Objects, is_ours
+from sparsona.experiment.objects import NO_OBJECTS, Objects, is_ours, method_name
 from sparsona.experiment.recipe import Recipe, ready, tables
 from sparsona.experiment.results import Row, Run, RunError, write
 from sparsona.experiment.setup import newcomers
 from sparsona.method import Method, capabilities
-from sparsona.methods.dadpfl.dadpfl import DADPFL
-from sparsona.methods.dispfl import DisPFL
-from sparsona.methods.feddst import FedDST
-from sparsona.methods.fedspa import FedSpa
 
 _OF_EVALUATION = ("before", "shared", "not_tested")  # what a row has of a round that is evaluated, besides "after"
 _OF_THE_END = ("unfinished", "finished")  # what only the last round's row has
-_REGROWTH = (DADPFL, DisPFL, FedDST)  # the share regrown falls to 0 in the last round
-_TRAINING = train.__module__  # its functions ask for the number of rounds only to follow method.lr_schedule
-_FOREIGN = {*sys.stdlib_module_names, "numpy", "torch"} - {"__main__"}
+_STATEMENT = "depends_on_rounds"  # see method.py
 
 
 def why_not(recipe: Recipe) -> str | None:
     """What of a recipe depends on the number of rounds, so that its run cannot be extended; None if nothing does."""
-    method: Any = recipe.method
-    name = tables(recipe)["method"]["name"]
-    schedule = getattr(method, "lr_schedule", "constant")
-    if schedule not in ("constant", "exponential"):
+    kind, able = type(recipe.method), capabilities(recipe.method)
+    if able.training is not None and (schedule := able.training.lr_schedule) not in ("constant", "exponential"):
         return f"method.lr_schedule = {shown(schedule)} depends on the number of rounds"
-    if isinstance(method, FedSpa) and method.search != "rsm" and (method.search != "dst" or method.prune_rate):
-        return f"method.search = {shown(method.search)} regrows masks by a schedule over all rounds"
-    if isinstance(method, _REGROWTH) and method.prune_rate:
-        return f"method.prune_rate = {method.prune_rate} falls to 0 in the last round"
-    if isinstance(method, DADPFL) and method.schedule == "strict":
-        return 'method.schedule = "strict" prunes by the number of rounds'
-    if capabilities(method).peer is not None and recipe.topology.wait_schedule != "constant":
+    if able.depends is not None and (reason := able.depends.depends_on_rounds):
+        return f"method.{reason}"
+    if able.peer is not None and recipe.topology.wait_schedule != "constant":
         return f"topology.wait_schedule = {shown(recipe.topology.wait_schedule)} depends on the number of rounds"
-    if not is_ours(type(method)) and _reads_rounds(method):
-        return f"the code of method.name = {shown(name)}, or a function that it uses, reads the number of rounds"
+    if not is_ours(kind) and _STATEMENT not in vars(kind):  # one that it inherits does not know its hooks
+        stated = next((f"{base.__name__}.{_STATEMENT}" for base in kind.__mro__ if _STATEMENT in vars(base)), "None")
+        return (
+            f"method.name = {shown(method_name(recipe.method))} does not state whether it depends on the number of "
+            f"rounds; if its own hooks do not use ctx.rounds, add {_STATEMENT} = {stated} to the class {kind.__name__}"
+        )
     return None
 
 
@@ -143,81 +129,6 @@ def _shortened(run: Run, due: bool) -> dict[str, Any]:
         kept = [{key: value for key, value in row.items() if key not in keys} for row in rows[first:]]
         tail[name] = [row for row in kept if name == "rounds" or row.keys() > {"round", "client"}]
     return {"sizes": sizes, "tail": tail}
-
-
-def _reads_rounds(method: Method) -> bool:
-    """Whether a user's own method can ask its context for the number of rounds, itself or by what it uses.
-
-    Whatever its code can reach by name counts, used or not: a run that is not extended is better than other bits.
-    """
-    pending: list[Any] = [base for base in type(method).__mro__ if not is_ours(base)]
-    pending += vars(method).values()
-    seen: dict[int, Any] = {}
-    while pending:
-        value = pending.pop()
-        if id(value) in seen or _is_foreign(value):
-            continue
-        seen[id(value)] = value  # kept, so that no other value gets its id
-        if isinstance(value, types.FunctionType):
-            names = set[str]().union(*map(_words, _code(value.__code__)))
-            if "rounds" in names:
-                return True
-            pending += _reached(value, names)
-        else:
-            pending += _parts(value)
-    return False
-
-
-def _is_foreign(value: Any) -> bool:
-    """Whether a value belongs to a library that knows nothing of rounds, or to training, which only schedules need."""
-    place = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
-    return place == _TRAINING or str(place).partition(".")[0] in _FOREIGN
-
-
-def _reached(function: types.FunctionType, names: set[str]) -> Iterator[Any]:
-    """What a function can name: globals, what modules hold, what the function around it holds, and its defaults."""
-    for place in (function.__globals__, sys.modules):  # a module may be imported by the function itself
-        for name in names & place.keys():
-            value = place[name]
-            if isinstance(value, types.ModuleType) and not _is_foreign(value):
-                yield from (vars(value)[each] for each in names & vars(value).keys())
-            elif not isinstance(value, types.ModuleType):
-                yield value
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # it is empty
-            yield cell.cell_contents
-    yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-
-
-def _parts(value: Any) -> Iterator[Any]:
-    """What may hold code in a class, a container, a wrapped function or another object."""
-    match value:
-        case type():
-            yield from (*(base for base in value.__mro__[1:] if not is_ours(base)), *vars(value).values())
-        case dict():
-            yield from value.values()
-        case list() | tuple() | set() | frozenset():
-            yield from value
-        case staticmethod() | classmethod() | types.MethodType():
-            yield value.__func__
-        case property():
-            yield value.fget
-        case functools.partial() | functools.cached_property():
-            yield value.func
-        case _:
-            yield type(value)
-
-
-def _code(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            yield from _code(each)
-
-
-def _words(code: types.CodeType) -> set[str]:
-    """The names that code uses, and its texts: an attribute may be asked for by its name."""
-    return {*code.co_names, *(text for text in code.co_consts if isinstance(text, str))}
 
 
 __all__ = ["check_extension", "extend", "why_not"]

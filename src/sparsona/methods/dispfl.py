@@ -48,6 +48,10 @@ class DisPFL(MaskedClip, Training):
         Literal["random", "gradient"], Doc("regrow the weights with the largest gradients, or random ones")
     ] = "random"
 
+    @property
+    def depends_on_rounds(self) -> str | None:
+        return f"prune_rate = {self.prune_rate} falls to 0 in the last round" if self.prune_rate else None
+
     def scope(self, ctx: Ctx) -> Scope:
         """Which tensors are masked."""
         return scope_of(ctx.layout, self.masked, self.dense)

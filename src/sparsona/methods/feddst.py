@@ -55,6 +55,10 @@ class FedDST(MaskedClip, Training):
         Literal["gradient", "random"], Doc("regrow the weights with the largest gradients, or random ones")
     ] = "gradient"
 
+    @property
+    def depends_on_rounds(self) -> str | None:
+        return f"prune_rate = {self.prune_rate} falls to 0 in the last round" if self.prune_rate else None
+
     def counts(self, ctx: Ctx, density: float | None = None) -> list[int]:
         """How many weights each tensor has."""
         scope = scope_of(ctx.layout, self.masked, self.dense)

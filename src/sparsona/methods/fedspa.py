@@ -74,6 +74,12 @@ class FedSpa(MaskedClip, Training):
         super().__post_init__()
         self.searcher()
 
+    @property
+    def depends_on_rounds(self) -> str | None:
+        if self.search == "rsm" or (self.search == "dst" and not self.prune_rate):
+            return None
+        return f'search = "{self.search}" regrows masks by a schedule over all rounds'
+
     def searcher(self) -> Search:
         """The searcher by its name."""
         return imported("search", self.search, SEARCHES)

@@ -93,6 +93,12 @@ class DADPFL(MaskedClip, Training):
             raise ValueError(f"frequency: {self.frequency} is not allowed; expected a float >= 1")
         self.index()
 
+    @property
+    def depends_on_rounds(self) -> str | None:
+        if self.prune_rate:
+            return f"prune_rate = {self.prune_rate} falls to 0 in the last round"
+        return 'schedule = "strict" prunes by the number of rounds' if self.schedule == "strict" else None
+
     def index(self) -> PQ:
         """The compressibility index."""
         return PQ(self.p, self.q, self.slack, self.gamma, self.cap)
