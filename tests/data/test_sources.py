@@ -11,7 +11,7 @@ import pytest
 import sklearn.datasets
 import torch
 
-from sparsona.data import SOURCES, DataConfig, DataError, load
+from sparsona.data import SOURCES, DataConfig, DataError, build, load
 from sparsona.data.config import SOURCE_NAMES
 from sparsona.data.readers import digits
 
@@ -89,6 +89,38 @@ def test_writers_of_mnist(tmp_path: Path) -> None:
     np.savez(tmp_path / "mnist" / "writers.npz", train_writer=np.zeros(30, np.uint16))
     with pytest.raises(DataError, match=r"writers\.npz: array 'train_hsf' is missing"):
         load("mnist", tmp_path)
+
+
+def test_writers_of_mnist_as_qmnist_publishes_them(tmp_path: Path) -> None:
+    tables = official.qmnist(tmp_path, official.mnist(tmp_path))
+    data = load("mnist", tmp_path)
+    for key, column in (("hsf", 1), ("writer", 2)):
+        train, test = data.key(key)
+        assert train.tolist() == tables["train"][:, column].tolist()
+        assert test.tolist() == tables["test"][:20, column].tolist()
+    path = tmp_path / "mnist" / "qmnist-train-labels-idx2-int.gz"
+    raw = gzip.decompress(path.read_bytes())
+    path.unlink()
+    path.with_suffix("").write_bytes(raw)  # unpacked
+    assert set(load("mnist", tmp_path).keys) == {"hsf", "writer"}
+    path.with_suffix("").write_bytes(raw[:12] + b"\0\0\0\5" + raw[16:])
+    with pytest.raises(DataError, match="digit 0 is a 5, in MNIST a 0"):
+        load("mnist", tmp_path)
+    path.with_suffix("").write_bytes(raw[:-1])
+    with pytest.raises(DataError, match="ends after 959 of 960 bytes"):
+        load("mnist", tmp_path)
+    path.with_suffix("").write_bytes(raw[:4] + b"\0\0\0\2" + raw[8 : 12 + 64])
+    with pytest.raises(DataError, match="2 rows; expected 30 or more"):
+        load("mnist", tmp_path)
+
+
+def test_a_key_names_the_files_that_it_needs(tmp_path: Path) -> None:
+    official.qmnist(tmp_path, official.mnist(tmp_path))
+    config = DataConfig(source="mnist", partition="natural", key="writer", clients=3, min_samples=1)
+    assert build(config, 0, tmp_path).clients == 3
+    (tmp_path / "mnist" / "qmnist-test-labels-idx2-int.gz").unlink()
+    with pytest.raises(ValueError, match=r'data\.key: "writer" needs qmnist-test-labels-idx2-int.gz .*github.com'):
+        build(config, 0, tmp_path)
 
 
 def test_emnist_is_turned_upright(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ class Dataset:
     # tables: the data set with inputs that are scaled and encoded by these training samples, and by no others
     encode: Callable[[np.ndarray], Dataset] | None = None
     encoding: Encoding | None = None  # of tables and texts, once their inputs are numbers
+    missing_keys: Mapping[str, str] = field(default_factory=dict)  # keys that need other files, and which
 
     def __len__(self) -> int:
         return len(self.y)

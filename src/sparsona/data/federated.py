@@ -316,6 +316,8 @@ def _by_label(dataset: Dataset, config: DataConfig, rng: Rng) -> tuple[Parts, Pa
 
 def _natural(dataset: Dataset, config: DataConfig, rng: Rng) -> tuple[Parts, Parts | None, tuple[str, ...]]:
     if config.key not in dataset.keys:
+        if config.key in dataset.missing_keys:
+            raise ValueError(f'data.key: "{config.key}" {dataset.missing_keys[config.key]}')
         known = ", ".join(dataset.keys) or "none"
         raise ValueError(f'data.key: "{config.key}" not found in {dataset.name}; allowed: {known}')
     keys = dataset.keys[config.key]

@@ -54,5 +54,8 @@ class Files:
         raise DataError(f"{self.source.title}: {file} not found in {looked}; {offer}")
 
     def has(self, file: str) -> bool:
-        """Whether an optional file is there."""
-        return self.root is not None and any((self.root / folder / file).is_file() for folder in self.source.folders)
+        """Whether an optional file is there, packed or not."""
+        names = {file, file.removesuffix(".gz")}
+        return self.root is not None and any(
+            (self.root / folder / name).is_file() for folder in self.source.folders for name in names
+        )

@@ -29,7 +29,10 @@ _CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html"
 SOURCES: dict[str, Source] = {
     "digits": Source("Digits (in scikit-learn)", "https://scikit-learn.org", (), read_digits),
     "mnist": Source(
-        "MNIST", "http://yann.lecun.com/exdb/mnist/", ("mnist", "MNIST/raw"), mnist_reader(DIGITS, 0.1307, 0.3081)
+        "MNIST",
+        "http://yann.lecun.com/exdb/mnist/",
+        ("mnist", "MNIST/raw"),
+        mnist_reader(DIGITS, 0.1307, 0.3081, writers=True),
     ),
     "fashion-mnist": Source(
         "Fashion-MNIST",

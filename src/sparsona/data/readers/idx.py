@@ -1,4 +1,4 @@
-"""MNIST, Fashion-MNIST and EMNIST: idx files of the official releases, packed or not."""
+"""MNIST, Fashion-MNIST and EMNIST: idx files of the official releases, packed or not. QMNIST names MNIST's writers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gzip
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from io import BufferedIOBase
 from pathlib import Path
 
@@ -27,29 +28,61 @@ FASHION = (
 )
 
 
-def mnist_reader(names: tuple[str, ...], mean: float, std: float) -> Callable[[Files, TextOptions], Dataset]:
-    """A reader of MNIST's four files, for these classes; with writers, where their file is there."""
+WRITERS = tuple(f"qmnist-{split}-labels-idx2-int.gz" for split in ("train", "test"))
+_QMNIST = "https://github.com/facebookresearch/qmnist"
+_COLUMNS = {"hsf": 1, "writer": 2}  # of the 8 in QMNIST's labels; column 0 is the class
+
+
+def mnist_reader(
+    names: tuple[str, ...], mean: float, std: float, *, writers: bool = False
+) -> Callable[[Files, TextOptions], Dataset]:
+    """A reader of MNIST's four files, for these classes; with the keys of ``writers`` if QMNIST's labels are there."""
 
     def read(files: Files, _: TextOptions) -> Dataset:
         pairs = [(f"{s}-images-idx3-ubyte.gz", f"{s}-labels-idx1-ubyte.gz") for s in ("train", "t10k")]
         x, y, train = _read_pairs(files, pairs, 28)
-        keys = {}
-        if files.has("writers.npz"):
-            path = files.find("writers.npz")
-            arrays = read_npz(path, {f"{s}_{k}": ("u", 1) for s in ("train", "test") for k in ("writer", "hsf")})
-            for key in ("writer", "hsf"):
-                both = (arrays[f"train_{key}"], arrays[f"test_{key}"])
-                if [len(k) for k in both] != [train, len(y) - train]:
-                    raise DataError(
-                        f"{path}: has the {key} of {len(both[0])} + {len(both[1])} samples; "
-                        "expected those of all samples"
-                    )
-                keys[key] = np.concatenate(both).astype(np.int64)
-        prepare = Prepare((mean,), (std,))
         labels = checked_labels(y, len(names), files.name)
-        return Dataset(files.name, torch.from_numpy(x), labels, train, names, (1, 28, 28), prepare, keys)
+        data = Dataset(files.name, torch.from_numpy(x), labels, train, names, (1, 28, 28), Prepare((mean,), (std,)))
+        return _with_writers(data, files, y) if writers else data
 
     return read
+
+
+def _with_writers(data: Dataset, files: Files, y: np.ndarray) -> Dataset:
+    """MNIST with who wrote each digit, from QMNIST's labels or a file writers.npz; without them, what is missing."""
+    parts = (y[: data.train], y[data.train :])
+    if all(files.has(name) for name in WRITERS):
+        tables = [_qmnist(files.find(name), part) for name, part in zip(WRITERS, parts, strict=True)]
+        return replace(data, keys={key: np.concatenate([t[:, at] for t in tables]) for key, at in _COLUMNS.items()})
+    if not files.has("writers.npz"):
+        lacking = " and ".join(name for name in WRITERS if not files.has(name))
+        needed = f"needs {lacking} beside MNIST's files; QMNIST is published at {_QMNIST}"
+        return replace(data, missing_keys=dict.fromkeys(_COLUMNS, needed))
+    path = files.find("writers.npz")
+    arrays = read_npz(path, {f"{s}_{k}": ("u", 1) for s in ("train", "test") for k in _COLUMNS})
+    for name, array in arrays.items():
+        count = len(parts[0] if name.startswith("train") else parts[1])
+        if len(array) != count:
+            raise DataError(f"{path}: {len(array):,} {name}; expected {count:,}, one per digit")
+    both = {key: (arrays[f"train_{key}"], arrays[f"test_{key}"]) for key in _COLUMNS}
+    return replace(data, keys={key: np.concatenate(each).astype(np.int64) for key, each in both.items()})
+
+
+def _qmnist(path: Path, y: np.ndarray) -> np.ndarray:
+    """The first rows [n, 8] of a file of QMNIST's extended labels, whose classes must be those of MNIST.
+
+    QMNIST's test set has 60,000 digits, of which the first 10,000 are those of MNIST.
+    """
+    with _open_idx(path, 0xC02, (8,)) as (stream, count):
+        if count < len(y):
+            raise DataError(f"{path}: {count:,} rows; expected {len(y):,} or more, one per digit")
+        table = np.empty((count, 8), ">i4")
+        _fill(stream, table.view(np.uint8), path)
+    rows = table[: len(y)].astype(np.int64)
+    if (wrong := rows[:, 0] != y).any():
+        at = int(wrong.argmax())
+        raise DataError(f"{path}: digit {at} is a {rows[at, 0]}, in MNIST a {y[at]}; expected the same digits")
+    return rows
 
 
 def emnist_reader(
