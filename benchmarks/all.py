@@ -191,13 +191,13 @@ def row(*cells: str) -> str:
 
 
 def bar(figure: Figure) -> str:
-    """What a figure is held against."""
-    return f"{'at most' if figure.better == 'lower' else 'at least'} {figure.bar:g} {figure.unit}"
+    """What a figure is held against, if anything."""
+    return f"{'at most' if figure.better == 'lower' else 'at least'} {figure.bar:g} {figure.unit}" if figure.bar else ""
 
 
 def verdict(figure: Figure) -> str:
     """Whether a figure meets its bar."""
-    return "holds" if figure.holds else "**falls short**"
+    return ("holds" if figure.holds else "**falls short**") if figure.bar else ""
 
 
 def cpu() -> str:

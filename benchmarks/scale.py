@@ -28,6 +28,7 @@ from sparsona.data.dataset import Dataset
 from sparsona.experiment.loop import Progress
 from sparsona.experiment.recipe import Recipe, check
 from sparsona.experiment.runner import resume, run
+from throughput import Bare
 
 MANY, REGISTERED, FEW = 10_000, 100_000, 1000
 PER_ROUND, SAMPLES = 100, 60
@@ -98,13 +99,24 @@ def seconds_of_test(method: str, sampler: str = "uniform") -> float:
     return statistics.median(times[1::2]) - statistics.median(times[2::2])
 
 
-def overhead() -> float:
-    """Seconds of a round of 100 clients, over those in which they train, spread over the workers; in percent beyond."""
+def overhead() -> tuple[float, float]:
+    """What a round of 100 clients takes beyond their jobs, and beyond the same steps in a bare loop; in percent.
+
+    The jobs' seconds are spread over the workers. The bare loop takes turns with our rounds.
+    """
+    bare = Bare("lenet", WORKERS, PER_ROUND, SAMPLES)
+    pairs: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
-        run(recipe("fedavg", MANY, 40, test=False), path)
+        run(
+            recipe("fedavg", MANY, 40, test=False),
+            path,
+            on_round=lambda step: pairs.append((step.seconds, bare.round())),
+        )
         rows = [json.loads(line) for line in (path / "timing.jsonl").read_text().splitlines()][1:-1]
-    return 100 * (statistics.median(WORKERS * row["seconds"] / row["device_seconds"] for row in rows) - 1)
+    bare.close()
+    jobs = statistics.median(WORKERS * row["seconds"] / row["device_seconds"] for row in rows)
+    return 100 * (jobs - 1), 100 * (statistics.median(a / b for a, b in pairs[1:-1]) - 1)
 
 
 def rounds_of(clients: int, folder: Path) -> list[float]:
@@ -120,10 +132,10 @@ class Stopped(Exception):
 
 def serve(what: str, folder: Path) -> None:
     """In a process of its own: a run of all registered clients that stops in the middle, or its rest."""
-    began = time.perf_counter()
+    began = psutil.Process().create_time()
 
     def listen(step: Progress) -> None:
-        print(json.dumps([time.perf_counter() - began - step.seconds, step.seconds]), flush=True)
+        print(json.dumps([time.time() - began, step.seconds]), flush=True)
         if what == "run" and step.round == 10:
             raise Stopped
 
@@ -135,9 +147,11 @@ def serve(what: str, folder: Path) -> None:
 
 
 def served(what: str, folder: Path) -> tuple[float, int]:
-    """Seconds from the start of the process to its first round, and the most memory that was in use at a time."""
+    """Seconds from the start of the process until it trains, and the most memory that was in use at a time.
+
+    It trains from the end of its first round on, less the time of a usual round.
+    """
     most = 0
-    began = time.perf_counter()
     with subprocess.Popen(
         [sys.executable, __file__, f"--{what}", str(folder)], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -146,12 +160,11 @@ def served(what: str, folder: Path) -> tuple[float, int]:
             with contextlib.suppress(psutil.Error):
                 most = max(most, in_use(root))
             time.sleep(EVERY)
-        whole = time.perf_counter() - began
         assert process.stdout is not None
         lines = [json.loads(line) for line in process.stdout]
     if process.returncode or not lines:
         raise RuntimeError(f"{what} of registered clients failed")
-    return min(whole, lines[0][0]), most
+    return lines[0][0] - statistics.median(seconds for _, seconds in lines[1:-1]), most
 
 
 def figures() -> Iterator[Figure]:
@@ -165,7 +178,9 @@ def figures() -> Iterator[Figure]:
     seconds = seconds_of_test("local", "scale:everybody_first")
     yield Figure(f"{many}, test of all, a model each", seconds, "s", 10, "lower")
     yield Figure(f"{many}, test of all, a shared model", seconds_of_test("fedavg"), "s", 3, "lower")
-    yield Figure(f"{many}, 100 per round, time beyond training", overhead(), "%", 5, "lower")
+    beyond_jobs, beyond_bare = overhead()
+    yield Figure(f"{many}, 100 per round, time beyond the clients' jobs", beyond_jobs, "%", 5, "lower")
+    yield Figure(f"{many}, 100 per round, time beyond a bare loop", beyond_bare, "%", 5, "lower")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         start, most = served("run", path)

@@ -63,10 +63,10 @@ def recipe(model: str, rounds: int, workers: int = 2) -> Recipe:
 
 
 class Bare:
-    """Two processes that train on command."""
+    """Two processes that train so many clients on command."""
 
-    def __init__(self, model: str, workers: int = 2) -> None:
-        command = [sys.executable, __file__, "--bare", model, str(PER_ROUND // workers)]
+    def __init__(self, model: str, workers: int = 2, per_round: int = PER_ROUND, samples: int = SAMPLES) -> None:
+        command = [sys.executable, __file__, "--bare", model, str(per_round // workers), str(samples)]
         env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.processes = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
@@ -93,18 +93,18 @@ class Bare:
             p.wait()
 
 
-def serve_bare(model: str, clients: int) -> None:
+def serve_bare(model: str, clients: int, samples: int) -> None:
     """The bare loop: what anyone would write for speed, on random pictures (values do not matter to its time)."""
     torch.set_num_threads(1)
     net = build(model, 10, (1, 28, 28)).to(memory_format=torch.channels_last)
-    x, y = torch.rand(100 * SAMPLES, 1, 28, 28), torch.randint(0, 10, (100 * SAMPLES,))
+    x, y = torch.rand(100 * samples, 1, 28, 28), torch.randint(0, 10, (100 * samples,))
     optimiser = torch.optim.SGD(net.parameters(), lr=0.05)
     turn = 0
     for _ in sys.stdin:
         for _ in range(clients):
-            mine = slice(turn % 100 * SAMPLES, (turn % 100 + 1) * SAMPLES)
+            mine = slice(turn % 100 * samples, (turn % 100 + 1) * samples)
             turn += 1
-            for places in torch.randperm(SAMPLES).split(BATCH):
+            for places in torch.randperm(samples).split(BATCH):
                 optimiser.zero_grad()
                 F.cross_entropy(net(x[mine][places]), y[mine][places]).backward()
                 optimiser.step()
@@ -182,6 +182,6 @@ def figures() -> Iterator[Figure]:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--bare"]:
-        serve_bare(sys.argv[2], int(sys.argv[3]))
+        serve_bare(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
     else:
         main(figures)
