@@ -253,6 +253,7 @@ class Capabilities:
     forgets: Forgets | None
     training: SgdTraining | None  # the fields of local training
     depends: DependsOnRounds | None
+    stated_by: type | None  # the class that states it
 
 
 class ContractError(TypeError):
@@ -290,6 +291,7 @@ def capabilities(method: Method) -> Capabilities:
         raise ContractError(f"{name} lacks the hooks {', '.join(missing)}")
     if "finish" in has and "shared" not in has:
         raise ContractError(f"{name} lacks the hook shared, whose model finish starts from")
+    stated_by = next((base for base in type(method).__mro__ if "depends_on_rounds" in vars(base)), None)
     return Capabilities(
         star=itself if star else None,
         peer=itself if peer else None,
@@ -300,7 +302,8 @@ def capabilities(method: Method) -> Capabilities:
         reports=itself if "report" in has else None,
         forgets=itself if "forget" in has else None,
         training=method if isinstance(method, SgdTraining) else None,
-        depends=itself if hasattr(type(method), "depends_on_rounds") else None,
+        depends=itself if stated_by else None,
+        stated_by=stated_by,
     )
 
 

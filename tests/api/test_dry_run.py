@@ -8,6 +8,7 @@ import pytest
 import sparsona
 from command import contents, ok, refused
 from small import recipe
+from sparsona.experiment.recipe import check, tables
 
 SMALL = ("data.clients=4", "fleet.per_round=2", "engine.name=local", "rounds=2", "data.sample_share=0.2")
 
@@ -41,6 +42,37 @@ def test_peers_that_are_drawn_are_counted() -> None:
     assert (size.participants, everyone.participants) == (len(sparsona.run(r).rounds[0]["participants"]), 6) == (3, 6)
     assert size.bytes_per_round * 5 == everyone.bytes_per_round  # 3 read 2 each, of 6 that read 5 each
     assert size.flops_per_round == pytest.approx(everyone.flops_per_round / 2)
+
+
+BARE = """
+from dataclasses import dataclass
+from sparsona.methods.fedavg import FedAvg
+from sparsona.method import Message
+from sparsona.core.wire import Values
+
+@dataclass(frozen=True)
+class Bare:
+    join, personal, start, read, merge = FedAvg.join, FedAvg.personal, FedAvg.start, FedAvg.read, FedAvg.merge
+
+    def down(self, server, k, ctx):
+        return Message(theta=Values(server))
+
+    def local(self, client, inbox, data, ctx):
+        theta = inbox["server"]["theta"].values
+        return None, Message(theta=Values(theta), samples=len(data)), theta
+"""
+
+
+def test_flops_are_unknown_without_the_fields_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bare_dry.py").write_text(BARE)
+    monkeypatch.syspath_prepend(tmp_path)
+    raw = tables(recipe(rounds=1)) | {"method": {"name": "bare_dry:Bare"}}
+    planned = sparsona.Plan({"one": check(raw)}).dry_run("out")
+    assert planned.runs[0].size is not None
+    assert planned.runs[0].size.flops_per_round is None
+    assert "FLOPs of one are unknown: bare_dry:Bare has no epochs; inherit the fields of Training" in [
+        part for part in planned.render(160) if isinstance(part, str)
+    ]
 
 
 def test_run(tmp_path: Path) -> None:

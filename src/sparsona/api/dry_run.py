@@ -33,7 +33,7 @@ class RunSize:
     train_samples: int | None  # None if clients are read only when they are drawn
     parameters: int
     bytes_per_round: int  # answers are taken to be as large as what the first round sends
-    flops_per_round: int | None  # of dense training on the participants' samples
+    flops_per_round: int | None  # of dense training on the participants' samples; None without the fields of Training
     not_in_flops: tuple[str, ...] = ()  # what these operations do not include
 
 
@@ -91,6 +91,8 @@ class DryRun:
         for run in left:
             if run.size is not None and run.size.not_in_flops:
                 yield f"FLOPs of {run.name}: without {some_of(run.size.not_in_flops)}"
+            if run.size is not None and run.size.flops_per_round is None and run.size.train_samples is not None:
+                yield f"FLOPs of {run.name} are unknown: {run.method} has no epochs; inherit the fields of Training"
         yield f"{self.finished} of {len(self.runs)} runs are finished, {len(left)} would run in {self.folder}"
 
 
@@ -147,8 +149,10 @@ def _size(recipe: Recipe, device: Device, fleet: Fleet) -> RunSize:
         participants, messages = len(plan.reads), sum(map(len, plan.reads.values()))
         first = able.peer.post(able.peer.join(0, device.ctx(0, "join", 0)), device.ctx(0, "post", 0))
     samples = None if fleet.lazy else int(fleet.train_sizes.sum())
-    passes = getattr(recipe.method, "epochs", 1) * participants / clients
-    flops = None if samples is None else round(3 * layout.flops() * passes * samples)
+    flops = None
+    if samples is not None and able.training is not None:
+        passes = able.training.epochs * participants / clients
+        flops = round(3 * layout.flops() * passes * samples)
     known = able.peer is not None and first.nbytes < layout.params / 100  # peers need not send what all begin with
     down_and_up = 2 * messages * (4 * layout.params if known else first.nbytes)
     return RunSize(clients, participants, samples, layout.params, down_and_up, flops, layout.uncounted)

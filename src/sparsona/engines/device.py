@@ -17,7 +17,7 @@ from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData, Samples
 from sparsona.core.star import adapted
 from sparsona.core.task import Task
-from sparsona.core.training import Ctx, SgdTraining
+from sparsona.core.training import Ctx
 from sparsona.core.wire import Message, Values, encode, is_finite
 from sparsona.engines.hardware import repeatable
 from sparsona.engines.jobs import Job, Mail, Result, Score, Sent
@@ -170,15 +170,15 @@ class Device:
 
     def adapted(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> tuple[Client, Model]:
         """A newcomer and its model: as its method personalises for it, or the model it would use, tuned as a whole."""
-        welcomes = capabilities(self.method).welcomes
+        welcomes, training = self._able.welcomes, self._able.training
         if welcomes is not None:
             client, predictor = welcomes.welcome(client, inbox, data, self.adapt_epochs, ctx)
             return client, as_model(self.task, predictor)
         model = self.method.personal(client, inbox, data, ctx)
-        assert isinstance(self.method, SgdTraining)
+        assert training is not None
         assert isinstance(model, Tensor), "models that are not made of vectors have their own way to adapt"
         rows = model.view(-1, self.task.layout.dim)
-        tuned = torch.stack([adapted(self.method, self.adapt_epochs, row, data, ctx) for row in rows])
+        tuned = torch.stack([adapted(training, self.adapt_epochs, row, data, ctx) for row in rows])
         return client, as_model(self.task, tuned.view(model.shape))
 
     def score(self, model: Model, k: int, samples: Samples | None = None) -> Score:

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from sparsona.core.arithmetic import arithmetic
 from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData, Samples
-from sparsona.core.training import SgdTraining
 from sparsona.core.wire import decode
 from sparsona.data import (
     SOURCE_NAMES,
@@ -218,7 +217,8 @@ def _check_count(
     needed: tuple[int, ...] = (0, 2)
     if tested:
         shares, needed = shares[:2], (0,)
-    trained = recipe.method.step_needs if isinstance(recipe.method, SgdTraining) else 1
+    training = capabilities(recipe.method).training
+    trained = 1 if training is None else training.step_needs
     least = next(n for n in count(len(needed)) if sizes(n, shares, needed)[0] >= trained)
     if samples < least:
         more = "" if tested else " and at least one to test with"

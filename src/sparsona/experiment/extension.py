@@ -22,7 +22,6 @@ from sparsona.method import Method, capabilities
 
 _OF_EVALUATION = ("before", "shared", "not_tested")  # what a row has of a round that is evaluated, besides "after"
 _OF_THE_END = ("unfinished", "finished")  # what only the last round's row has
-_STATEMENT = "depends_on_rounds"  # see method.py
 
 
 def why_not(recipe: Recipe) -> str | None:
@@ -34,11 +33,12 @@ def why_not(recipe: Recipe) -> str | None:
         return f"method.{reason}"
     if able.peer is not None and recipe.topology.wait_schedule != "constant":
         return f"topology.wait_schedule = {shown(recipe.topology.wait_schedule)} depends on the number of rounds"
-    if not is_ours(kind) and _STATEMENT not in vars(kind):  # one that it inherits does not know its hooks
-        stated = next((f"{base.__name__}.{_STATEMENT}" for base in kind.__mro__ if _STATEMENT in vars(base)), "None")
+    if not is_ours(kind) and able.stated_by is not kind:  # what another class states does not hold for its hooks
+        stated = "None" if able.stated_by is None else f"{able.stated_by.__name__}.depends_on_rounds"
         return (
             f"method.name = {shown(method_name(recipe.method))} does not state whether it depends on the number of "
-            f"rounds; if its own hooks do not use ctx.rounds, add {_STATEMENT} = {stated} to the class {kind.__name__}"
+            "rounds; if its own hooks do not use ctx.rounds, add "
+            f"depends_on_rounds = {stated} to the class {kind.__name__}"
         )
     return None
 

@@ -20,7 +20,6 @@ from torch import nn
 
 from sparsona.core.imports import plugin, plugin_names
 from sparsona.core.text import one_line
-from sparsona.core.training import SgdTraining
 from sparsona.experiment.checking import RecipeError, alternatives, check_plain, check_value, fields_of_today, shown
 from sparsona.method import ContractError, Method, capabilities
 from sparsona.methods import METHODS
@@ -166,7 +165,8 @@ def check_hooks(method: Method, where: str) -> None:
 
 def check_newcomers(method: Method, where: str) -> None:
     """Raise RecipeError if a method has no way to personalise for a newcomer."""
-    if capabilities(method).welcomes is None and not isinstance(method, SgdTraining):
+    able = capabilities(method)
+    if able.welcomes is None and able.training is None:
         name = type(method).__name__
         raise RecipeError(
             f"{where}: {name} cannot adapt newcomers; add the hook welcome, or inherit the fields of Training"

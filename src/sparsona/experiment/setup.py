@@ -25,7 +25,7 @@ from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData, Samples
 from sparsona.core.task import Task
 from sparsona.core.text import one_line
-from sparsona.core.training import SgdTraining, try_out
+from sparsona.core.training import try_out
 from sparsona.data import Fleet, build
 from sparsona.engines.device import Device
 from sparsona.engines.hardware import Machine, device_kind, worker_bytes, workers_of
@@ -308,9 +308,10 @@ def _device(
 
 def _try_out(recipe: Recipe) -> None:
     """Raise RecipeError if the local training of a method cannot work as it is configured."""
+    training = capabilities(recipe.method).training
     try:
-        if isinstance(recipe.method, SgdTraining):
-            try_out(recipe.method, recipe.rounds)
+        if training is not None:
+            try_out(training, recipe.rounds)
     except ValueError as error:
         raise RecipeError(f"method.{error}") from error
 
