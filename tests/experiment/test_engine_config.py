@@ -18,6 +18,7 @@ from sparsona.api.dry_run import dry_run
 from sparsona.api.runs import verify_all
 from sparsona.engines.jobs import Job
 from sparsona.engines.local import ClientFailed, reason
+from sparsona.experiment import setup
 from sparsona.experiment.engine import EngineConfig, devices_for, moved
 from sparsona.experiment.recipe import Recipe, RecipeError, check, deciding, same_run, tables
 from sparsona.experiment.results import Run
@@ -237,6 +238,48 @@ def test_out_of_memory_says_what_to_lower_and_loses_nothing(
     run(r, tmp_path / "whole")
     resume(tmp_path / "run", engine={"workers": 1, "device_cache": 0.5})
     assert files(tmp_path / "run", LEAVE) == files(tmp_path / "whole", LEAVE)
+
+
+@pytest.mark.parametrize(
+    ("text", "full"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB.", True),
+        ("CUDA error: out of memory", True),
+        ("HIP out of memory. Tried to allocate 2.00 GiB.", True),
+        ("MPS backend out of memory (MPS allocated: 5.00 GB, other allocations: 1.00 GB, max allowed: 6 GB)", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED", False),
+        ("the GPU is out of memory", False),  # what we say ourselves
+    ],
+)
+def test_a_gpu_without_memory_is_known_by_what_pytorch_and_its_libraries_say(text: str, full: bool) -> None:
+    assert reason(RuntimeError(text)).startswith("the GPU is out of memory; lower engine.workers") == full
+    assert not reason(ValueError(text)).startswith("the GPU")
+    assert reason(torch.OutOfMemoryError("x")).startswith("the GPU is out of memory")
+
+
+def test_a_model_that_does_not_fit_on_the_gpu_says_what_to_lower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine "local" moves the model in this process, before any job."""
+
+    def full(*args: object) -> None:
+        raise RuntimeError("MPS backend out of memory (MPS allocated: 5.00 GB, max allowed: 6 GB)")
+
+    stopped(recipe(), tmp_path / "begun")
+    monkeypatch.setattr(setup, "devices_for", lambda config: ("mps",))
+    monkeypatch.setattr(setup, "_device_of", full)
+    monkeypatch.setattr(setup, "prepare", lambda *args: (None, None))
+    text = (
+        r"^engine.device: the GPU is out of memory; lower engine.workers or engine.device_cache when you resume, or"
+    )
+    with pytest.raises(RecipeError, match=text):
+        run(recipe(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(RecipeError, match=text):
+        resume(tmp_path / "begun")
+    assert len(Run.open(tmp_path / "begun").rounds) == 1
 
 
 def test_an_operation_without_a_deterministic_kernel_is_named() -> None:

@@ -20,6 +20,7 @@ from fleet.test_fleet import files
 from fleet.world import World
 from small import recipe
 from sparsona.core.wire import Bits, Message, Values, encode
+from sparsona.engines.device import Device
 from sparsona.engines.rounds import TooFew
 from sparsona.experiment.results import Run
 from sparsona.experiment.runner import run
@@ -544,6 +545,34 @@ def test_a_peer_that_lies_to_its_neighbours_is_named_by_them_and_nobody_else_is_
     if not told.startswith("suspected"):
         assert {e["client"] for e in found} == {"2"}
     assert all(set(row["left_out"]) <= {2} for row in done.rounds)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("x"), RuntimeError("MPS backend out of memory"), MemoryError()]
+)
+def test_a_node_without_memory_blames_no_peer_and_says_what_its_owner_can_do(error, tmp_path, monkeypatch):
+    """It has room again as soon as it is asked once more, as a job without peers' messages would be."""
+    world, asked = World(tmp_path, 6), []
+    handle = Device.handle
+
+    def full(device, job):
+        if (job.kind, job.t, job.k) == ("local", 1, 2):
+            asked.append(sum(isinstance(j, int) for j in job.inbox))
+            if len(asked) == 1:
+                raise error
+        return handle(device, job)
+
+    monkeypatch.setattr(Device, "handle", full)
+    done = world.run(everyone("dadpfl"), tmp_path / "fleet")
+    assert len(asked) == 1
+    assert asked[0] > 0  # peers there were
+    assert not [e for e in events(tmp_path / "fleet") if e["event"] == "unusable message"]
+    assert [row["left_out"] for row in done.rounds] == [[], [2], []]
+    why = done.rounds[1]["why_left_out"]["2"]
+    advice = (
+        "the GPU is out of memory; start this node with --device cpu, or lower method.batch or evaluate.batch in a "
+    )
+    assert why == ("MemoryError:" if isinstance(error, MemoryError) else f"{advice}new run")
 
 
 def test_two_nodes_with_one_client(tmp_path):

@@ -12,6 +12,10 @@ from sparsona.core.text import one_line
 from sparsona.engines.device import Device
 from sparsona.engines.jobs import Job, Result
 
+# what PyTorch says where it has no class for it, and what cuBLAS and cuDNN say
+_FULL = re.compile(r"(CUDA|HIP|MPS)( backend| error:)? out of memory|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED")
+_LOWER = "lower engine.workers or engine.device_cache when you resume, or method.batch or evaluate.batch in a new run"
+
 
 class ClientFailed(RuntimeError):
     """A method's code raised on a device."""
@@ -21,13 +25,16 @@ class ClientFailed(RuntimeError):
         self.trace = trace  # where it happened, for whoever mends the method
 
 
-def reason(error: Exception) -> str:
-    """Why a job failed; of what a user can mend on a GPU, how."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return (
-            "the GPU is out of memory; lower engine.workers or engine.device_cache when you resume, or method.batch or "
-            "evaluate.batch in a new run"
-        )
+def out_of_memory(error: Exception) -> bool:
+    """Whether a GPU had too little memory."""
+    full = isinstance(error, torch.OutOfMemoryError)
+    return full or (isinstance(error, RuntimeError) and bool(_FULL.search(str(error))))
+
+
+def reason(error: Exception, memory: str = _LOWER) -> str:
+    """Why a job failed; of what a user can mend on a GPU, how: ``memory`` says it if its memory is full."""
+    if out_of_memory(error):
+        return f"the GPU is out of memory; {memory}"
     if operation := re.match(r"(\S+) does not have a deterministic implementation", str(error)):
         return (
             f"{operation[1]} has no deterministic kernel on this device; use another layer in the model, or "

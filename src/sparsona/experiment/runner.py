@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from sparsona.core.arithmetic import arithmetic
 from sparsona.data import Fleet
 from sparsona.data.lazy import KEPT
 from sparsona.engines.device import Device
+from sparsona.engines.local import ClientFailed, out_of_memory, reason
+from sparsona.engines.pool import WorkerDied
 from sparsona.engines.rounds import Engine
 from sparsona.engines.store import Store
 from sparsona.experiment.checkpoints import Checkpointer, forget_state, reopen, state_file
@@ -22,7 +25,7 @@ from sparsona.experiment.evaluator import Evaluator, is_due
 from sparsona.experiment.loop import Loop, OnRound
 from sparsona.experiment.objects import NO_OBJECTS, Objects
 from sparsona.experiment.outcome import Outcome
-from sparsona.experiment.recipe import Recipe, ready, tables, with_data
+from sparsona.experiment.recipe import Recipe, RecipeError, ready, tables, with_data
 from sparsona.experiment.recorder import Recorder
 from sparsona.experiment.results import Run, RunError
 from sparsona.experiment.sampling import Sizes, sampling_of
@@ -43,7 +46,7 @@ def run(
 ) -> Run:
     """Run a recipe into the folder ``out``; without a folder, the finished run keeps its rows in memory."""
     recipe = ready(recipe, objects)
-    with open_engine(recipe, data_dir, objects) as (engine, device, fleet):
+    with _opened(recipe, data_dir, objects) as (engine, device, fleet):
         recipe = with_data(recipe, fleet.config)
         verify(recipe, device, fleet.clients, sizes_of(fleet), names_of(fleet))
         about = describe(recipe, device, fleet)
@@ -76,7 +79,7 @@ def resume(
     for what, given in (("method", objects.method), ("model", objects.model)):
         if given is not None and tables(recipe)[what] != tables(folder.recipe)[what]:
             raise RunError(f"{out} was run with another {what}: {difference(folder.recipe, [recipe])}")
-    with open_engine(recipe, data_dir, objects) as (opened, device, fleet):
+    with _opened(recipe, data_dir, objects) as (opened, device, fleet):
         _warn_of_changes(folder, describe(recipe, device, fleet))
         return _run(recipe, opened, device, fleet.clients, folder, on_round, fleet, sizes_of(fleet))
 
@@ -100,6 +103,20 @@ def drive(
             verify(recipe, device, recipe.data.clients, sizes)
             folder = Run.create(out, recipe, about)
         return _run(folder.recipe, engine, device, recipe.data.clients, folder, on_round, sizes=sizes, away=True)
+
+
+@contextmanager
+def _opened(recipe: Recipe, data_dir: Path | None, objects: Objects) -> Iterator[tuple[Engine, Device, Fleet]]:
+    """The engine of a recipe; RecipeError if the model does not fit on the GPU where this process moves it."""
+    try:
+        with open_engine(recipe, data_dir, objects) as parts:
+            yield parts
+    except (ClientFailed, WorkerDied):  # which say it of a job or a worker
+        raise
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        raise RecipeError(f"engine.device: {reason(error)}") from error
 
 
 def _run(

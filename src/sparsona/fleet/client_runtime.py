@@ -16,10 +16,12 @@ from sparsona.engines.atomic_file import write
 from sparsona.engines.codec import read_job, result_parts
 from sparsona.engines.device import Device
 from sparsona.engines.jobs import Job, Raw, Result, encoded
-from sparsona.engines.local import reason
+from sparsona.engines.local import out_of_memory, reason
 from sparsona.engines.store import here
 from sparsona.fleet.envelope import MAX_BYTES, decoded_bound, pack, unpack
 from sparsona.fleet.versions import MAX_ROLLBACK, VersionedState, VersionLost
+
+_MEMORY = "start this node with --device cpu, or lower method.batch or evaluate.batch in a new run"
 
 Build = Callable[[dict[str, Any], int], tuple[Device, dict[str, Any]]]  # recipe and client to device and facts
 
@@ -59,7 +61,7 @@ class ClientRuntime:
         except (ValueError, OSError) as error:
             return pack(echo | {"error": self._reason(one_line(error))})
         except Exception as error:  # whatever a method or a model raises: the server reports it and continues
-            return pack(echo | {"error": self._reason(one_line(reason(error)))})
+            return pack(echo | {"error": self._reason(one_line(reason(error, _MEMORY)))})
 
     def _reason(self, why: str) -> str:
         """Report a problem to the owner of this device, unless it was just reported, and return it for the answer."""
@@ -109,12 +111,15 @@ class ClientRuntime:
 
 
 def _handled(job: Job, device: Device) -> tuple[Result, dict[str, str]]:
-    """The result of a job; one that fails runs again without peers, who are suspects if it then succeeds."""
+    """The result of a job; one that fails runs again without peers, who are suspects if it then succeeds.
+
+    Too little memory is nobody's fault, and a job that runs again may find some by chance.
+    """
     try:
         return device.handle(job), {}
     except Exception as error:  # whatever a method raises
         without_peers: dict[str | int, Raw] = {j: m for j, m in job.inbox.items() if not isinstance(j, int)}
-        if len(without_peers) == len(job.inbox):
+        if len(without_peers) == len(job.inbox) or out_of_memory(error) or isinstance(error, MemoryError):
             raise
         why = f"suspected: {type(error).__name__}: {one_line(error)}"
         return device.handle(replace(job, inbox=without_peers)), {
