@@ -178,6 +178,19 @@ def test_experiment_knows_methods_only_by_their_names() -> None:
     assert known == {"sparsona.methods.METHODS"}
 
 
+def test_reports_load_nothing_that_runs_clients() -> None:
+    """Reading a run folder loads its recipe, and this what the section [engine] is checked with."""
+    seen: set[str] = set()
+    pending = {name for name, file in MODULES.items() if room_of(file) == "reports"}
+    while pending:
+        seen |= pending
+        files = [MODULES[name] for name in pending if name != "sparsona"]  # of which only the version is used
+        pending = {name for file in files for name, _ in imports(FILES[file]) if name in MODULES} - seen
+    engines = {name for name in seen if under(name, "sparsona.engines")}
+    assert engines == {"sparsona.engines.atomic_file", "sparsona.engines.hardware"}
+    assert not any(under(name, "sparsona.experiment.runner") for name in seen)
+
+
 def test_exceptions_are_still_needed() -> None:
     """An exception whose reason is gone is deleted."""
     modules = {file: dict.fromkeys(name for name, _ in imports(path)) for file, path in FILES.items()}

@@ -13,6 +13,7 @@ import sparsona.method as contract
 from sparsona.method import DEVICE_HOOKS, OPTIONAL_HOOKS, PEER_HOOKS, STAR_HOOKS
 from sparsona.methods import METHODS
 
+HOOKS = {*DEVICE_HOOKS, *STAR_HOOKS, *PEER_HOOKS, *OPTIONAL_HOOKS}
 ROOT = Path(sparsona.__file__).parent
 RECIPES = Path(__file__).parent.parent / "recipes"
 FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
@@ -54,7 +55,14 @@ def test_a_method_inherits_from_at_most_one_other_method(name: str) -> None:
 
 
 def test_hooks_are_few() -> None:
-    assert len({*DEVICE_HOOKS, *STAR_HOOKS, *PEER_HOOKS, *OPTIONAL_HOOKS}) <= 14
+    assert len(HOOKS) <= 14
+
+
+def test_only_methods_have_hooks() -> None:
+    """What else they inherit are fields, and what follows from fields."""
+    ours = set(METHODS.values())
+    groups = {base for kind in METHODS.values() for base in kind.__mro__ if base not in ours}
+    assert {base.__name__: HOOKS & vars(base).keys() for base in groups if HOOKS & vars(base).keys()} == {}
 
 
 def probes(path: Path) -> Iterator[str]:
