@@ -165,7 +165,8 @@ def fleet(method: Any, rounds: int, model_kind: str) -> Iterator[Any]:
                 if votes:
                     inbox["all"] = Message(rounds=torch.arange(t), votes=torch.tensor(votes))
             yield inbox
-            yield method.personal(clients[k], inbox, data(k), ctx(t, "personal", k))
+            seen = {j: inbox[j] for j in ("server", "self") if j in inbox}  # at an evaluation, peers get nothing else
+            yield method.personal(clients[k], seen, data(k), ctx(t, "personal", k))
             clients[k], answers[k], model = method.local(clients[k], inbox, data(k), ctx(t, "local", k))
             yield clients[k], answers[k], model
             if can.reports:
