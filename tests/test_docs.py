@@ -1,5 +1,6 @@
 """The pages of docs/: commands run or can be parsed, files load, links to lines of code lead there."""
 
+import ast
 import importlib.util
 import os
 import re
@@ -7,6 +8,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -23,19 +25,24 @@ from sparsona.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = {path.relative_to(DOCS).as_posix(): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
+SITE = {path.relative_to(DOCS).as_posix(): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
+PAGES = SITE | {"README.md": (ROOT / "README.md").read_text()}
 
-# a block with what the comment before it says: <!-- test: run -->, <!-- file: NAME -->, <!-- example: NAME -->
-BLOCK = re.compile(r"(?:^<!-- (\w+): (\S+) -->\n)?^```([a-z]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# why the commands of a block are not run here, only parsed
+# a block, perhaps in a list, with what the comment before it says: <!-- test: run -->, <!-- file: NAME -->, ...
+BLOCK = re.compile(r"(?:^ *<!-- (\w+): (\S+) -->\n)?^( *)```([a-z]*)\n(.*?)^\3```$", re.MULTILINE | re.DOTALL)
+# why the commands or the program of a block are not run here, only parsed
 REASONS = {
     "long": "takes more than a few seconds",
-    "fleet": "starts servers and nodes, see tests/fleet",
+    "fleet": "starts servers and nodes, or uses what they wrote; see tests/fleet",
     "network": "downloads packages",
-    "data": "needs a data set that does not come with us",
-    "onnx": "needs an optional package, see tests/experiment/test_export.py",
+    "data": "needs MNIST with its writers: run where they are (DIR is their folder)",
+    "onnx": "needs an optional package: run where it is installed",
+    "part": "a piece of a program",
 }
+DATA = os.environ.get("SPARSONA_DATA", "")
 SHELL = ("sh", "console", "bash")
+# their programs are run by other tests, or are pieces of one
+UNMARKED = {"fedpse.md", "fedspa.md", "pfedgate.md", "write-a-method.md"}
 OWN = re.compile(r"\w:\w|\.(txt|csv|json)\b")  # in an override: code or a file of the reader's own
 TEST = ("test", "run")
 
@@ -43,10 +50,23 @@ Block = tuple[str, str, str, str]  # test, file or example; its value; the langu
 
 
 def blocks(page: str) -> list[Block]:
-    return [(kind or "", value or "", language, text) for kind, value, language, text in BLOCK.findall(PAGES[page])]
+    found = BLOCK.findall(PAGES[page])
+    return [(kind, value, language, textwrap.dedent(text)) for kind, value, _, language, text in found]
 
 
-RUN = {page: [block for block in blocks(page) if block[:2] == TEST] for page in PAGES}
+def runs(block: Block) -> bool:
+    """Whether a block can be run here."""
+    if block[:2] == ("test", "onnx"):
+        return all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
+    if block[:2] == ("test", "data"):
+        folder = Path(DATA) / "mnist"
+        writers = [*folder.glob("writers.npz"), *folder.glob("qmnist-test-labels*")]
+        return bool(DATA) and any(folder.glob("train-images*")) and bool(writers)
+    return block[:2] == TEST
+
+
+# tests/test_readme.py runs what README.md shows in Python
+RUN = {page: [block for block in blocks(page) if runs(block)] for page in SITE}
 RUN = {page: found for page, found in RUN.items() if found}
 WITH_COMMANDS = {page for page in RUN if any(language in SHELL for _, _, language, _ in RUN[page])}
 
@@ -54,12 +74,13 @@ WITH_COMMANDS = {page for page in RUN if any(language in SHELL for _, _, languag
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty current folder, with the command sparsona of this tree on the path."""
-    command = tmp_path / ".bin" / "sparsona"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m sparsona "$@"\n')
-    command.chmod(0o755)
+    folder = tmp_path / ".bin"
+    folder.mkdir()
+    for name, start in (("sparsona", "-m sparsona "), ("python", "")):
+        (folder / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {start}"$@"\n')
+        (folder / name).chmod(0o755)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{command.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(Path(sparsona.__file__).parent.parent))
     monkeypatch.delenv("SPARSONA_DATA", raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -86,18 +107,23 @@ def test_python_on_a_page_runs(page: str, scratch: Path) -> None:
 def test_commands_on_a_page_run(page: str, scratch: Path) -> None:
     """Blocks after ``<!-- test: run -->``, in the order of the page and in one folder."""
     prepare(page, scratch)
-    for _, _, language, text in RUN[page]:
+    for _, value, language, shown in RUN[page]:
+        text = re.sub(r"\bDIR\b", shlex.quote(DATA), shown) if value == "data" else shown
         words = ["bash", "-euo", "pipefail", "-c", text] if language in SHELL else [sys.executable, "-c", text]
         done = subprocess.run(words, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, f"{page}:\n{text}\n{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_are_run_or_say_why_not(page: str) -> None:
+def test_blocks_are_run_or_say_why_not(page: str) -> None:
     for kind, value, language, text in blocks(page):
         if language in SHELL:
             assert kind == "test", f"{page}: <!-- test: run -->, or {', '.join(REASONS)}, is missing before\n{text}"
             assert value == "run" or value in REASONS, f"{page}: {value}"
+        elif language == "python" and page not in UNMARKED:
+            assert kind in ("test", "file", "example"), f"{page}: a comment is missing before\n{text}"
+            assert kind != "test" or value == "run" or value in REASONS, f"{page}: {value}"
+            ast.parse(text)
         elif not language:
             assert not re.search(r"^sparsona ", text, re.MULTILINE), f"{page}: a command in a block without a language"
 
@@ -198,7 +224,7 @@ def hooks() -> ModuleType:
 
 
 def test_links_to_lines_of_code_lead_there(hooks: ModuleType) -> None:
-    for page, text in PAGES.items():
+    for page, text in SITE.items():
         hooks.led(text, f"docs/{page}", page)  # LookupError if there is no such line
     file = "src/sparsona/methods/ditto.py"
     line = hooks.line_of(file, "Ditto.local:personal_epochs")
@@ -227,7 +253,7 @@ def test_the_site_builds_without_a_warning(hooks: ModuleType, tmp_path: Path) ->
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     pages = list((tmp_path / "site").rglob("*.html"))
-    assert len(pages) > len(PAGES)
+    assert len(pages) > len(SITE)
     for page in pages:  # nothing is fetched from elsewhere
         assert not re.search(r'<(script|img|iframe)[^>]*src="?(https?:)?//', page.read_text()), page
         assert not re.search(r'<link[^>]*rel="?(stylesheet|preload|icon)[^>]*href="?(https?:)?//', page.read_text()), (
