@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import os
 import socket
 import sys
@@ -31,12 +32,13 @@ from sparsona.core.text import one_line
 from sparsona.core.wire import Message, encode
 from sparsona.engines.channel import same_message
 from sparsona.engines.codec import job_parts, read_job, read_result, result_parts
-from sparsona.engines.hardware import AUTO_PER_GPU
+from sparsona.engines.hardware import AUTO_PER_GPU, device_kind
 from sparsona.engines.jobs import Job, Raw, Result, encoded
 from sparsona.engines.local import ClientFailed, reason
 from sparsona.engines.pool import WorkerDied
 from sparsona.engines.store import Blob, Elsewhere, here
 
+_SEES_GPUS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # or Ray hides GPUs from workers that ask for none
 _AHEAD = 4  # jobs per worker that may be running, or finished but waiting for an earlier one: bounds memory
 _STARTS_WITHIN = 300.0  # seconds for a worker to be given a processor and to build its device
 _SMALL = 100 << 10  # bytes up to which Ray sends something along with a call or its answer
@@ -77,11 +79,42 @@ def _look_for(address: str) -> None:
         raise ValueError(f'engine.address: "{address}" cannot be reached ({error}); {what}') from error
 
 
+def _gpus(devices: Sequence[str]) -> int:
+    """How many GPUs the cluster has for workers on these devices."""
+    return 0 if devices[0] == "cpu" else int(ray.cluster_resources().get("GPU", 0))
+
+
 def _fitting(workers: int, devices: Sequence[str]) -> int:
     """So many workers, or as many as the cluster has room for: one for each processor, two for each GPU."""
-    have = ray.cluster_resources()
-    gpus = 0 if devices == ("cpu",) else int(have.get("GPU", 0))
-    return max(1, min(workers, int(have.get("CPU", 1)), *([AUTO_PER_GPU * gpus] if gpus else [])))
+    gpus = _gpus(devices)
+    return max(1, min(workers, int(ray.cluster_resources().get("CPU", 1)), *([AUTO_PER_GPU * gpus] if gpus else [])))
+
+
+def _needs(workers: int, devices: Sequence[str]) -> tuple[dict[str, Any], int]:
+    """What each of so many workers asks of the cluster, and how many share a GPU.
+
+    Who may have any GPU asks for a share of one, and sees no other. GPUs with numbers are not Ray's to give.
+    """
+    if devices[0] == "cpu":
+        return {"num_cpus": 1}, 1
+    options: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": _SEES_GPUS}}
+    gpus = _gpus(devices)
+    if tuple(devices) not in (("auto",), ("cuda",)) or not gpus:
+        return options, math.ceil(workers / len(devices))
+    sharing = math.ceil(workers / gpus)
+    return options | {"num_gpus": math.floor(10_000 / sharing) / 10_000}, sharing  # Ray counts in such parts
+
+
+def _one_kind(kinds: Sequence[str], devices: Sequence[str]) -> str:
+    """The kind of device that all workers have; ValueError if there are several."""
+    if len(set(kinds)) == 1:
+        return kinds[0]
+    by_kind = {kind: ", ".join(str(i) for i, other in enumerate(kinds) if other == kind) for kind in sorted(set(kinds))}
+    listed = "; ".join(f"{kind} (workers {which})" for kind, which in by_kind.items())
+    raise ValueError(
+        f'engine.device: "{", ".join(devices)}" is of several kinds on this cluster, which give different results: '
+        f'{listed}; use machines of one kind, or engine.device = "cpu"'
+    )
 
 
 class _Worker:
@@ -92,9 +125,9 @@ class _Worker:
         module, _, name = build.partition(":")
         self.device = getattr(importlib.import_module(module), name)(**arguments)
 
-    def ready(self) -> bool:
-        """Whether it is built."""
-        return True
+    def ready(self) -> str:
+        """The kind of its device, as soon as that is built."""
+        return device_kind((str(self.device.task.device),))
 
     def do(self, head: dict[str, Any], *blobs: bytes) -> tuple[dict[str, Any], Any, Any]:
         """Run a job: the head of its result and up to two blobs, each fetched separately."""
@@ -112,9 +145,11 @@ class _Worker:
 class RayEngine:
     """Runs jobs on workers that build their device from ``build`` ("module:function") and its arguments.
 
-    Workers take the ``devices``, which are arguments too, in turn. With ``fewer``, there are no more of them than the
-    cluster has processors, or two for each of its GPUs.
+    Workers take the ``devices``, which are arguments too, in turn; so is how many of them share one. With ``fewer``,
+    there are no more workers than the cluster has processors, or two for each of its GPUs.
     """
+
+    kind = ""  # of the workers' devices, known when they are ready
 
     def __init__(
         self,
@@ -138,15 +173,18 @@ class RayEngine:
                 raise ValueError(
                     f'engine.address: no Ray cluster can be reached at "{address}": {one_line(error)}'
                 ) from error
-        actor: Any = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
+        count = _fitting(workers, devices) if fewer else workers
+        options, sharing = _needs(count, devices)
+        actor: Any = ray.remote(max_restarts=0, **options)(_Worker)
         path = [str(Path(p).absolute()) for p in sys.path if Path(p).is_dir()]  # "" is where we are, not a worker
-        places = [devices[i % len(devices)] for i in range(_fitting(workers, devices) if fewer else workers)]
-        self._workers: list[Any] = [actor.remote(build, arguments | {"device": place}, path) for place in places]
+        own = [arguments | {"device": devices[i % len(devices)], "sharing": sharing} for i in range(count)]
+        self._devices = devices
+        self._workers: list[Any] = [actor.remote(build, each, path) for each in own]
         self._files: dict[Path, Any] = {}  # where those lie that were read for these jobs already
         self._last: tuple[Message, Any] | None = None  # a broadcast lies there once
 
     def ready(self) -> None:
-        """Wait until all workers have built their device."""
+        """Wait until all workers have built their device, and see that these are of one kind."""
         have = int(ray.cluster_resources().get("CPU", 0))
         if have < len(self._workers):
             wanted = len(self._workers)
@@ -154,16 +192,22 @@ class RayEngine:
             raise ValueError(
                 f"engine.workers: {wanted} is not allowed; expected an int <= {have}, the processors of the Ray cluster"
             )
+        kinds = []
         for i, worker in enumerate(self._workers):
             try:
-                ray.get(worker.ready.remote(), timeout=_STARTS_WITHIN)
+                kinds.append(ray.get(worker.ready.remote(), timeout=_STARTS_WITHIN))
             except GetTimeoutError as error:
                 self.close()
-                free = "other programs may use the cluster's processors"
+                free = "other programs may use the cluster's processors or GPUs"
                 raise WorkerDied(f"worker {i} did not start within {_STARTS_WITHIN:g} seconds; {free}") from error
             except RayError as error:
                 self.close()
                 raise WorkerDied(f"worker {i} could not start: {one_line(error)}") from error
+        try:
+            self.kind = _one_kind(kinds, self._devices)
+        except ValueError:
+            self.close()
+            raise
 
     def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """The results in the order of the jobs."""
