@@ -16,8 +16,9 @@ from engines.test_engines import files, use_broken
 from small import recipe
 from sparsona.api.dry_run import dry_run
 from sparsona.api.runs import verify_all
+from sparsona.engines.device import Device
 from sparsona.engines.jobs import Job
-from sparsona.engines.local import ClientFailed, reason
+from sparsona.engines.local import ClientFailed, LocalEngine, reason
 from sparsona.experiment import setup
 from sparsona.experiment.engine import EngineConfig, devices_for, moved
 from sparsona.experiment.recipe import Recipe, RecipeError, check, deciding, same_run, tables
@@ -171,11 +172,60 @@ def test_a_run_names_its_kind_of_device_and_warns_when_it_goes_on_with_another(t
     stopped(on(recipe(), device="cpu"), tmp_path / "run")
     about = tmp_path / "run" / "run.json"
     facts = json.loads(about.read_text())
-    assert (facts["device"], facts["precision"]) == ("cpu", "float32")
-    about.write_text(json.dumps(facts | {"device": "cuda: NVIDIA A100"}))
+    assert (facts["devices"], facts["precision"]) == (["cpu"], "float32")
+    about.write_text(json.dumps(facts | {"devices": ["cuda: NVIDIA A100"]}))
     with pytest.warns(UserWarning, match=r"may not be bit-identical: device was cuda: NVIDIA A100, is cpu$"):
         resume(tmp_path / "run")
     assert Run.open(tmp_path / "run").finished
+
+
+def test_all_kinds_of_device_that_computed_a_run_are_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped(recipe(rounds=6), tmp_path / "run")
+    about = tmp_path / "run" / "run.json"
+
+    def continued(kind: str, after: int) -> list[str]:
+        def stop(step: Any) -> None:
+            if step.round == after:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(setup, "device_kind", lambda devices: kind)
+        with pytest.raises(KeyboardInterrupt):
+            resume(tmp_path / "run", on_round=stop)
+        devices: list[str] = json.loads(about.read_text())["devices"]
+        return devices
+
+    with pytest.warns(UserWarning, match=r"device was cpu, is mps$"):
+        assert continued("mps", 2) == ["cpu", "mps"]
+    with pytest.warns(UserWarning, match=r"device was cpu, then mps, is mps$"):
+        assert continued("mps", 3) == ["cpu", "mps"]
+    monkeypatch.setattr(setup, "device_kind", lambda devices: "cuda: NVIDIA A100")
+    with monkeypatch.context() as failing:
+        failing.setattr(Device, "handle", broken)
+        with pytest.warns(UserWarning, match="device was"), pytest.raises(ClientFailed):
+            resume(tmp_path / "run")
+    assert json.loads(about.read_text())["devices"] == ["cpu", "mps"]  # where nothing was computed is not among them
+    with pytest.warns(UserWarning, match=r"device was cpu, then mps, is cuda: NVIDIA A100$"):
+        resume(tmp_path / "run")
+    assert json.loads(about.read_text())["devices"] == ["cpu", "mps", "cuda: NVIDIA A100"]
+
+
+def broken(*args: object) -> None:
+    raise ZeroDivisionError
+
+
+def test_what_a_cluster_s_workers_say_of_themselves_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """The recipe says "auto", which is no kind of device."""
+    monkeypatch.setattr(LocalEngine, "kind", "cuda: NVIDIA A100", raising=False)
+    stopped(on(recipe(), device="auto"), tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["devices"] == ["cuda: NVIDIA A100"]
+    resume(tmp_path / "run")
+    assert not [w for w in recwarn if "device was" in str(w.message)]
+    stopped(on(recipe(), device="auto"), tmp_path / "other")
+    monkeypatch.setattr(LocalEngine, "kind", "cpu")
+    with pytest.warns(UserWarning, match=r"device was cuda: NVIDIA A100, is cpu$"):
+        resume(tmp_path / "other")
 
 
 def test_a_run_of_a_version_that_named_no_device_was_on_the_cpu(
@@ -184,9 +234,20 @@ def test_a_run_of_a_version_that_named_no_device_was_on_the_cpu(
     stopped(on(recipe(), device="cpu"), tmp_path / "run")
     about = tmp_path / "run" / "run.json"
     facts = json.loads(about.read_text())
-    about.write_text(json.dumps({k: v for k, v in facts.items() if k not in ("device", "precision")}))
+    about.write_text(json.dumps({k: v for k, v in facts.items() if k not in ("devices", "precision")}))
     resume(tmp_path / "run")
-    assert not [str(w.message) for w in recwarn if "began differently" in str(w.message)]
+    assert not [str(w.message) for w in recwarn if "another environment" in str(w.message)]
+
+
+def test_a_run_of_a_version_that_named_the_first_device_keeps_it(tmp_path: Path) -> None:
+    stopped(on(recipe(), device="cpu"), tmp_path / "run")
+    about = tmp_path / "run" / "run.json"
+    facts = json.loads(about.read_text())
+    del facts["devices"]
+    about.write_text(json.dumps(facts | {"device": "mps"}))
+    with pytest.warns(UserWarning, match=r"may not be bit-identical: device was mps, is cpu$"):
+        resume(tmp_path / "run")
+    assert json.loads(about.read_text())["devices"] == ["mps", "cpu"]
 
 
 def test_a_run_moves_to_another_engine_and_keeps_its_bits(tmp_path: Path) -> None:
@@ -271,9 +332,7 @@ def test_a_model_that_does_not_fit_on_the_gpu_says_what_to_lower(
     monkeypatch.setattr(setup, "devices_for", lambda config: ("mps",))
     monkeypatch.setattr(setup, "_device_of", full)
     monkeypatch.setattr(setup, "prepare", lambda *args: (None, None))
-    text = (
-        r"^engine.device: the GPU is out of memory; lower engine.workers or engine.device_cache when you resume, or"
-    )
+    text = r"^engine.device: the GPU is out of memory; lower engine.workers or engine.device_cache when you resume, or"
     with pytest.raises(RecipeError, match=text):
         run(recipe(), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -575,6 +575,74 @@ def test_a_node_without_memory_blames_no_peer_and_says_what_its_owner_can_do(err
     assert why == ("MemoryError:" if isinstance(error, MemoryError) else f"{advice}new run")
 
 
+def on_device(kinds):
+    """Nodes say that they have these kinds of device."""
+
+    def lie(k, data, answer):
+        head, blobs = unpack(answer)
+        return pack(head | {"device": kinds.get(k, "cpu")}, blobs) if "shape" in head else answer
+
+    return lie
+
+
+def test_a_fleet_records_its_kinds_of_device_and_says_when_it_goes_on_with_others(tmp_path):
+    def stop_after(count):
+        def lie(k, data, answer):
+            if answers(data) == count:
+                raise KeyboardInterrupt
+            return on_device(kinds)(k, data, answer)
+
+        return lie
+
+    kinds, about = {1: "cuda: NVIDIA A100", 2: "mps"}, tmp_path / "fleet" / "run.json"
+    world = World(tmp_path, 6, lie=stop_after(1))
+    with pytest.raises(KeyboardInterrupt):
+        world.run(everyone(rounds=4), tmp_path / "fleet")
+    facts = json.loads(about.read_text())
+    assert (facts["devices"], facts["precision"]) == (["cpu", "cuda: NVIDIA A100", "mps"], "float32")
+    kinds, world.lie = {2: "mps", 3: "cuda: Tesla T4"}, stop_after(2)
+    with pytest.raises(KeyboardInterrupt):
+        world.run(everyone(rounds=4), tmp_path / "fleet")
+    (event,) = (e for e in events(tmp_path / "fleet") if e["event"] == "began differently")
+    assert event["what"] == "devices was cpu, cuda: NVIDIA A100, mps, is cpu, cuda: Tesla T4, mps"
+    assert json.loads(about.read_text())["devices"] == ["cpu", "cuda: NVIDIA A100", "mps", "cuda: Tesla T4"]
+    kinds, world.lie = {1: "cuda: NVIDIA A100", 2: "mps", 3: "cuda: Tesla T4"}, on_device(kinds)
+    assert world.run(everyone(rounds=4), tmp_path / "fleet").finished
+
+
+def test_nodes_say_their_kind_of_device_when_they_meet(tmp_path):
+    world = World(tmp_path, 2)
+    world.run(everyone(data={"clients": 2}, fleet={"per_round": 2}), tmp_path / "fleet")
+    assert json.loads((tmp_path / "fleet" / "run.json").read_text())["devices"] == ["cpu"]
+
+
+@pytest.mark.parametrize("kind", ["x" * 101, "", 7, None, ["cpu"], "two\nlines", "\x1b[31m"])
+def test_a_kind_of_device_that_cannot_be_is_refused(kind, tmp_path):
+    world = World(tmp_path, 6, lie=on_device({2: kind}))
+    with pytest.raises(FleetError, match=r"^node of client 2: its kind of device is not valid: ") as told:
+        world.run(everyone(), tmp_path / "fleet")
+    assert len(str(told.value)) < 200
+
+
+def test_a_fleet_of_a_version_that_did_not_record_devices_goes_on(tmp_path):
+    def stop(k, data, answer):
+        if answers(data) == 1:
+            raise KeyboardInterrupt
+        return answer
+
+    world = World(tmp_path, 6, lie=stop)
+    with pytest.raises(KeyboardInterrupt):
+        world.run(everyone(), tmp_path / "fleet")
+    about = tmp_path / "fleet" / "run.json"
+    facts = json.loads(about.read_text())
+    about.write_text(json.dumps({key: facts[key] for key in facts if key not in ("devices", "precision")}))
+    world.lie = lambda k, data, answer: answer
+    assert world.run(everyone(), tmp_path / "fleet").finished
+    (event,) = (e for e in events(tmp_path / "fleet") if e["event"] == "began differently")
+    assert event["what"] == "devices was unknown, is cpu"
+    assert json.loads(about.read_text())["devices"] == ["unknown", "cpu"]
+
+
 def test_two_nodes_with_one_client(tmp_path):
     world = World(tmp_path, 6, keyed=False)
     world.runtimes[4].client = 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from sparsona.engines.atomic_file import write
 from sparsona.engines.jobs import Score
 from sparsona.engines.rounds import RoundResult
 from sparsona.experiment.metrics import metrics
@@ -21,6 +23,7 @@ class Recorder:
 
     folder: Run | None  # without one, the rows stay in memory
     task: TaskConfig = field(default_factory=TaskConfig)
+    devices: Sequence[str] = ()  # the kinds that compute
     rows: list[Row] = field(default_factory=list)  # of rounds
     client_rows: list[Row] = field(default_factory=list)  # without a folder only
     journals: dict[str, Journal] = field(default_factory=dict)
@@ -58,6 +61,7 @@ class Recorder:
         untested: Mapping[int, str],
     ) -> Row:
         """Append a round; ``latest`` are the scores after local training if the round was evaluated."""
+        self.note_devices()
         spent = {name: _sum(getattr(c, name) for c in outcome.costs.values()) for name in _COSTS}
         before = self.rows[-1]["total"] if self.rows else dict.fromkeys(_COSTS, 0)
         row: Row = {
@@ -90,6 +94,17 @@ class Recorder:
             self.journals["clients"].add(*_client_rows(outcome, scores))
         return row
 
+    def note_devices(self) -> None:
+        """Add the kinds of device that compute to those that run.json names."""
+        devices, self.devices = self.devices, ()  # once
+        if self.folder is None or not devices:
+            return
+        file = self.folder.path / "run.json"
+        about = json.loads(file.read_text(encoding="utf-8"))
+        known = devices_of(about)
+        if new := [kind for kind in devices if kind not in known]:
+            write(file, json.dumps(about | {"devices": [*known, *new]}, indent=1) + "\n")
+
     def time(self, t: int, seconds: float, device_seconds: float) -> None:
         """Append what a round took to the one journal that differs from run to run."""
         if "timing" in self.journals:
@@ -99,6 +114,15 @@ class Recorder:
         """Close the journals."""
         for journal in self.journals.values():
             journal.close()
+
+
+def devices_of(about: Mapping[str, Any]) -> list[str]:
+    """The kinds of device that run.json says computed a run, the first ones first.
+
+    Earlier versions named one, or none where it was the CPU; of the nodes of a fleet they did not know.
+    """
+    earlier = "unknown" if "fleet_run" in about else "cpu"
+    return list(about.get("devices") or [about.get("device", earlier)])
 
 
 def _sum(values: Iterable[int | None]) -> int | None:

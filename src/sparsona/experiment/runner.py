@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,14 +26,14 @@ from sparsona.experiment.loop import Loop, OnRound
 from sparsona.experiment.objects import NO_OBJECTS, Objects
 from sparsona.experiment.outcome import Outcome
 from sparsona.experiment.recipe import Recipe, RecipeError, ready, tables, with_data
-from sparsona.experiment.recorder import Recorder
+from sparsona.experiment.recorder import Recorder, devices_of
 from sparsona.experiment.results import Run, RunError
 from sparsona.experiment.sampling import Sizes, sampling_of
 from sparsona.experiment.setup import about as describe
 from sparsona.experiment.setup import members, names_of, open_engine, sizes_of, verify
 from sparsona.experiment.sweep import difference
 
-_EARLIER = {"device": "cpu", "precision": "float32"}  # what runs have of versions that did not say
+_EARLIER = {"precision": "float32"}  # what runs have of versions that did not say
 
 
 def run(
@@ -49,7 +49,7 @@ def run(
     with _opened(recipe, data_dir, objects) as (engine, device, fleet):
         recipe = with_data(recipe, fleet.config)
         verify(recipe, device, fleet.clients, sizes_of(fleet), names_of(fleet))
-        about = describe(recipe, device, fleet)
+        about = _about(recipe, engine, device, fleet)
         folder = None if out is None else Run.create(Path(out), recipe, about, fleet.encoding)
         _warn_of_reads(recipe, fleet)
         return _run(recipe, engine, device, fleet.clients, folder, on_round, fleet, sizes_of(fleet))
@@ -80,8 +80,9 @@ def resume(
         if given is not None and tables(recipe)[what] != tables(folder.recipe)[what]:
             raise RunError(f"{out} was run with another {what}: {difference(folder.recipe, [recipe])}")
     with _opened(recipe, data_dir, objects) as (opened, device, fleet):
-        _warn_of_changes(folder, describe(recipe, device, fleet))
-        return _run(recipe, opened, device, fleet.clients, folder, on_round, fleet, sizes_of(fleet))
+        about, sizes = _about(recipe, opened, device, fleet), sizes_of(fleet)
+        _warn_of_changes(folder, about)
+        return _run(recipe, opened, device, fleet.clients, folder, on_round, fleet, sizes, devices=about["devices"])
 
 
 def drive(
@@ -102,7 +103,15 @@ def drive(
         else:
             verify(recipe, device, recipe.data.clients, sizes)
             folder = Run.create(out, recipe, about)
-        return _run(folder.recipe, engine, device, recipe.data.clients, folder, on_round, sizes=sizes, away=True)
+        clients, devices = recipe.data.clients, about["devices"]
+        return _run(folder.recipe, engine, device, clients, folder, on_round, sizes=sizes, away=True, devices=devices)
+
+
+def _about(recipe: Recipe, engine: Engine, device: Device, fleet: Fleet) -> dict[str, Any]:
+    """What run.json records of a run; the workers of a cluster say themselves what they compute on."""
+    facts = describe(recipe, device, fleet)
+    kind = facts.pop("device")
+    return facts | {"devices": [getattr(engine, "kind", kind)]}
 
 
 @contextmanager
@@ -130,10 +139,11 @@ def _run(
     sizes: Sizes | None = None,
     *,
     away: bool = False,
+    devices: Sequence[str] = (),
 ) -> Run:
     """Put the parts of a run together, and let them run to the end."""
     store = Store(None if folder is None else state_file(folder.path))
-    recorder = Recorder(folder, recipe.task)
+    recorder = Recorder(folder, recipe.task, devices)
     labels = None if data is None or data.lazy else data.label_counts
     names = () if data is None else tuple(names_of(data))
     try:
@@ -142,6 +152,7 @@ def _run(
         checkpointer = Checkpointer(store, device, clients, recipe.engine.checkpoint_every, evaluator, recorder)
         loop = Loop(recipe, engine, device, clients, sampling, store, evaluator, recorder, checkpointer, on_round, away)
         server = loop.run()
+        recorder.note_devices()  # what follows is computed too
         return Outcome(recipe, device, clients, store, evaluator, labels, away, names).write(server, recorder)
     except BaseException:
         store.rescue()  # whatever stopped us, keep the rounds that are whole
@@ -166,7 +177,10 @@ def _warn_of_reads(recipe: Recipe, fleet: Fleet) -> None:
 def _warn_of_changes(folder: Run, now: dict[str, Any]) -> None:
     """Warn of changes since the run began, because its result may then not be bit-identical."""
     then = _EARLIER | json.loads((folder.path / "run.json").read_text())
-    changed = [f"{key} was {then.get(key)}, is {value}" for key, value in now.items() if then.get(key) != value]
+    before, here = devices_of(then), now["devices"]
+    changed = [f"device was {', then '.join(before)}, is {', '.join(here)}"] if before != here else []
+    rest = {key: value for key, value in now.items() if key != "devices"}
+    changed += [f"{key} was {then.get(key)}, is {value}" for key, value in rest.items() if then.get(key) != value]
     if changed:
         warnings.warn(
             f"{folder.path} was started in another environment, so results may not be bit-identical: "

@@ -15,6 +15,7 @@ from sparsona.core.wire import Bits, Message, Sparse, Values, WireError, decode
 from sparsona.engines.atomic_file import write
 from sparsona.engines.codec import read_job, result_parts
 from sparsona.engines.device import Device
+from sparsona.engines.hardware import device_kind
 from sparsona.engines.jobs import Job, Raw, Result, encoded
 from sparsona.engines.local import out_of_memory, reason
 from sparsona.engines.store import here
@@ -54,7 +55,8 @@ class ClientRuntime:
                 return pack(echo)
             device, facts = self._device(head)
             if head.get("hello"):
-                return pack(echo | facts | {"sparsona": self.version})
+                kind = device_kind((str(device.task.device),))
+                return pack(echo | facts | {"sparsona": self.version, "device": kind})
             return self._work(echo, head, read_job(head | {"joined": False}, blobs), device)  # values are never sent
         except VersionLost as error:
             return pack(echo | {"lost": self._reason(str(error))})

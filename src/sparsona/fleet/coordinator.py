@@ -23,6 +23,7 @@ from sparsona.engines.rounds import TooFew
 from sparsona.engines.store import StoreError
 from sparsona.experiment.loop import Progress
 from sparsona.experiment.recipe import Recipe, check, tables
+from sparsona.experiment.recorder import devices_of
 from sparsona.experiment.results import Run, write
 from sparsona.experiment.runner import drive
 from sparsona.experiment.setup import DataForm, bare_device
@@ -97,6 +98,8 @@ def run_order(transport: Transport, order: dict[str, Any], work: Path) -> Run:
         "numpy": np.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
+        "devices": facts["devices"],
+        "precision": recipe.engine.precision,
         "seed": recipe.seed,
         "clients": recipe.data.clients,
         "parameters": device.task.layout.params,
@@ -160,10 +163,15 @@ def _as_it_began(folder: Path) -> dict[str, Any] | None:
     return then
 
 
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def _compare(
     folder: Path, then: dict[str, Any], now: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
 ) -> None:
     """Refuse to resume with another model; report other differences, after which results may differ."""
+    then = {"precision": "float32"} | then | {"devices": sorted(devices_of(then))}
     changed = {key: value for key, value in now.items() if then.get(key) != value}
     for key in ("clients", *SHARED, "parameters"):
         if key in then and then[key] != now.get(key):
@@ -172,5 +180,5 @@ def _compare(
                 "use a fleet with the same"
             )
     if changed:
-        what = "; ".join(f"{key} was {then.get(key)}, is {value}" for key, value in changed.items())
+        what = "; ".join(f"{key} was {_shown(then.get(key))}, is {_shown(value)}" for key, value in changed.items())
         on_event({"event": "began differently", "what": what})

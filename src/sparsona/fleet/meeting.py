@@ -18,6 +18,7 @@ from sparsona.fleet.transport import Transport
 
 SHARED = ("classes", "shape", "vocabulary", "target", "encoding")  # of their data, what all clients have in common
 _MAX_HELLO = 1 << 20
+_MAX_DEVICE = 100  # characters of a node's kind of device
 _NOTICE = 20.0  # seconds within which a node should learn why it was refused
 
 
@@ -58,6 +59,8 @@ class Meeting:
     def meet(self, seconds: float, then: dict[str, Any] | None = None) -> dict[str, Any]:
         """Wait for all clients, or for enough of them after so many seconds, and give what they have in common.
 
+        With it come their samples and the kinds of device that they compute on.
+
         A run does not start with nodes that do not fit. A resumed run knows what it started with, ``then``, and
         continues with the nodes that fit.
         """
@@ -87,7 +90,8 @@ class Meeting:
         else:
             self.on_event({"event": "all clients are there"})
         self._begun = True
-        return common | {"samples": {k: facts["samples"] for k, facts in sorted(self._facts.items())}}
+        samples = {k: facts["samples"] for k, facts in sorted(self._facts.items())}
+        return common | {"samples": samples, "devices": sorted({facts["device"] for facts in self._facts.values()})}
 
     def _common(self, then: dict[str, Any] | None) -> dict[str, Any]:
         """What the data of all clients have in common, or had when the run began; a node that differs is refused."""
@@ -222,6 +226,10 @@ class Meeting:
         known = facts["target"] in get_args(Target) and _digests(facts["encoding"])
         if not known or not all(_number(n) and n > 0 for n in sizes):
             raise FleetError(f"its description of the data is not valid: {facts}")
+        device = hello.get("device", "unknown")
+        if not isinstance(device, str) or not device.isprintable() or not 0 < len(device) <= _MAX_DEVICE:
+            raise FleetError(f"its kind of device is not valid: {str(device)[:_MAX_DEVICE]!r}")
+        facts["device"] = device
         self._known[node] = k
         self._facts[k] = facts
 
