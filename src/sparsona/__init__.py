@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from sparsona.api.catalogue import data as show_data
     from sparsona.api.comparison import ComparedRuns, compare
     from sparsona.api.dry_run import DryRun
+    from sparsona.api.fleet import FleetRun
     from sparsona.api.fleet import make_keys as fleet_keys
     from sparsona.api.fleet import node as fleet_node
+    from sparsona.api.fleet import plan_run as plan_fleet_run
+    from sparsona.api.fleet import plan_trial as plan_fleet_trial
     from sparsona.api.fleet import run as fleet_run
     from sparsona.api.fleet import serve as fleet_server
     from sparsona.api.fleet import status as fleet_status
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from sparsona.experiment.results import Run, RunError
     from sparsona.methods import METHODS
     from sparsona.models import MODELS
+    from sparsona.reports.costs import DeviceModel
 
 try:
     __version__ = version("sparsona")
@@ -45,8 +49,10 @@ __all__ = [
     "MODELS",
     "AdaptedModel",
     "ComparedRuns",
+    "DeviceModel",
     "DryRun",
     "ExportedModel",
+    "FleetRun",
     "Plan",
     "Progress",
     "Recipe",
@@ -77,6 +83,8 @@ __all__ = [
     "load",
     "masks",
     "measure_budgets",
+    "plan_fleet_run",
+    "plan_fleet_trial",
     "plan_reproduction",
     "plan_sweep",
     "reproduce",
@@ -96,8 +104,10 @@ _HOMES = {
     "MODELS": "sparsona.models",
     "AdaptedModel": "sparsona.api.models",
     "ComparedRuns": "sparsona.api.comparison",
+    "DeviceModel": "sparsona.reports.costs",
     "DryRun": "sparsona.api.dry_run",
     "ExportedModel": "sparsona.api.models",
+    "FleetRun": "sparsona.api.fleet",
     "Plan": "sparsona.api.runs",
     "Progress": "sparsona.experiment.loop",
     "Recipe": "sparsona.experiment.recipe",
@@ -127,6 +137,8 @@ _HOMES = {
     "load": "sparsona.api.runs",
     "masks": "sparsona.api.layer_masks",
     "measure_budgets": "sparsona.api.layer_masks",
+    "plan_fleet_run": "sparsona.api.fleet:plan_run",
+    "plan_fleet_trial": "sparsona.api.fleet:plan_trial",
     "plan_reproduction": "sparsona.api.reproduction",
     "plan_sweep": "sparsona.api.sweeps",
     "reproduce": "sparsona.api.reproduction",

@@ -52,7 +52,7 @@ class OptionInfo:
     @property
     def initial(self) -> str:
         """The default as it is shown."""
-        return "required" if self.required else "unset" if self.default is None else json.dumps(plain(self.default))
+        return "required" if self.required else "none" if self.default is None else json.dumps(plain(self.default))
 
 
 @dataclass(frozen=True, repr=False)
@@ -263,7 +263,17 @@ def sections() -> dict[str, type]:
 def show(name: str, overrides: Iterable[str] = ()) -> OptionList | ResolvedRecipe | FolderState:
     """Show the options of a method or a section, a recipe with its defaults, or the progress of a run folder.
 
-    Name your own method as package.module:Class. Reading a run folder imports no plug-in.
+    Args:
+        name: Method (built-in, or your own as package.module:Class), recipe section such as topology, recipe, or run
+            folder. Reading a run folder imports no plug-in.
+        overrides: For a recipe: fields to change, each as ``key=value``.
+
+    Returns:
+        The options of a method or a section, the recipe with its defaults, or the progress of the runs.
+
+    Examples:
+        >>> for option in sparsona.show("ditto").options:
+        ...     print(option.name, option.default, option.meaning)
     """
     path = Path(name)
     if (name in METHODS or ":" in name) and not path.exists():
@@ -317,8 +327,19 @@ def data(
 ) -> LabelTable:
     """Show how data are divided: sizes and labels of each client of a recipe's first variant.
 
-    ``recipe`` can also be a data source: a file, a folder or package.module:name. ``picture`` is the output file of a
-    figure. ``encoding`` is the output file (JSON) of how columns and classes of these data become numbers.
+    Args:
+        recipe: Name of a built-in recipe, path of a TOML file, or a data source (file, folder, package.module:name).
+        overrides: Fields to change, each as ``key=value``.
+        picture: Output file of a figure.
+        encoding: Output file (JSON) of scales, categories and classes.
+        data_dir: Folder with the data sets; by default SPARSONA_DATA.
+
+    Returns:
+        A table with a row per client.
+
+    Examples:
+        >>> for row in sparsona.show_data("quickstart", ["data.alpha=0.1"]).rows:
+        ...     print(row.client, row.train, row.labels)
     """
     plan = load_data(str(recipe), overrides)
     variant, first = next(iter(plan.items()))

@@ -25,12 +25,20 @@ from sparsona.reports.sweep_table import compare_sweep
 
 @dataclass(frozen=True, repr=False)
 class ComparedRuns:
-    """A comparison of runs, or of groups of a sweep's runs."""
+    """A comparison of runs, or of groups of a sweep's runs.
+
+    Attributes:
+        table: The table, whose ``rows`` are mappings.
+        gains: What clients gained over the first run; empty for sweeps.
+        device: The device whose time and energy are reported.
+        folder: Folder of tables and figures.
+        swept: Whether a row is a group of a sweep's runs.
+    """
 
     table: Sheet
-    gains: tuple[Row, ...]  # what clients gained over the first run; none for sweeps
-    device: DeviceModel  # whose time and energy are reported
-    folder: Path  # where tables and figures are
+    gains: tuple[Row, ...]
+    device: DeviceModel
+    folder: Path
     swept: bool
 
     def __repr__(self) -> str:
@@ -62,10 +70,20 @@ def compare(
     target: float | None = None,
     device: DeviceModel | None = None,
 ) -> ComparedRuns:
-    """Compare the runs and sweeps of some folders, and write tables and figures. The first run is the baseline.
+    """Compare finished runs and sweeps, and write tables and figures. The first run is the baseline.
 
-    The output folder ``out`` is by default ``comparison``, or a folder inside the only folder given. The cost of
-    reaching the accuracy ``target``, and time and energy on ``device``, are reported.
+    Args:
+        folders: Runs, or folders of runs and sweeps.
+        out: Output folder. Default: comparison, or a folder inside the only folder given.
+        target: Report the cost of reaching this accuracy, or other headline.
+        device: The device whose time and energy are reported. Default: that of DA-DPFL's paper.
+
+    Returns:
+        The comparison.
+
+    Examples:
+        >>> compared = sparsona.compare(["runs/quickstart-1"], target=0.9, device=sparsona.DeviceModel(tflops=2.0))
+        >>> compared.folder
     """
     paths = [folder.path if isinstance(folder, Run) else Path(folder) for folder in folders]
     if out is None:

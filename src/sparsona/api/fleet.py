@@ -35,7 +35,12 @@ Say = Callable[[str], None]  # called with a status line
 
 @dataclass(frozen=True, repr=False)
 class FleetRun:
-    """A planned run on a fleet: its recipe and its run folder."""
+    """A run on a fleet, planned by ``plan_fleet_run`` or ``plan_fleet_trial``.
+
+    Attributes:
+        recipe: The recipe, with all defaults.
+        folder: Its run folder.
+    """
 
     recipe: Recipe
     folder: Path
@@ -101,7 +106,18 @@ def plan_trial(
     nodes: int = 4,
     out: str | Path | None = None,
 ) -> FleetRun:
-    """Plan a trial with one node per client; the run folder is runs/NAME-1, -2, ... by default."""
+    """Plan a trial of a fleet on this machine. Nothing is started.
+
+    Args:
+        recipe: Name of a built-in recipe, or path of a TOML file.
+        overrides: Fields to change, each as ``key=value``.
+        only: The variant to run, if the recipe has several.
+        nodes: Number of nodes, one per client.
+        out: Run folder. Default: runs/NAME-1, -2, ...
+
+    Returns:
+        The planned run, for ``fleet_trial``.
+    """
     needs_flower()
     chosen = trials.suited(_single(recipe, overrides, only), nodes)
     folder = Path(out or free_folder(Path("runs"), chosen.name))
@@ -117,7 +133,22 @@ def trial(
     on_round: OnRound | None = None,
     say: Say | None = None,
 ) -> Run:
-    """Run a recipe with a server and nodes as local processes, with TLS and temporary keys."""
+    """Run a recipe with a server and nodes as local processes, with TLS and temporary keys.
+
+    Args:
+        planned: What ``plan_fleet_trial`` returned.
+        device: Training device of all nodes: auto, cpu, cuda, cuda:1 or mps.
+        data_dir: Folder with the data sets; by default SPARSONA_DATA.
+        on_round: Called with a Progress after every round.
+        say: Called with status lines.
+
+    Returns:
+        The finished run.
+
+    Examples:
+        >>> planned = sparsona.plan_fleet_trial("quickstart", ["rounds=3"], only=["personal"], nodes=4)
+        >>> run = sparsona.fleet_trial(planned, say=print)
+    """
     devices_of(device, Machine.here())
     run = trials.trial(planned.recipe, planned.folder, data_dir, on_round or _no_round, say or _no_line, device)
     draw(run)
@@ -132,7 +163,18 @@ def make_keys(
     first: int = 0,
     days: int = 365,
 ) -> MadeKeys:
-    """Create a certificate authority and a server certificate for ``hosts``, keys for ``nodes``, or both."""
+    """Create a certificate authority and a server certificate for ``hosts``, keys for ``nodes``, or both.
+
+    Args:
+        folder: Output folder; HOME/keys for a server with the folder HOME.
+        hosts: Host names and addresses of the server.
+        nodes: Node names, one client each, in order.
+        first: Client number of the first node.
+        days: Days until the certificate expires.
+
+    Returns:
+        The names of the keys, and the client of each.
+    """
     needs_flower()
     folder = Path(folder)
     if not hosts and not nodes:
@@ -165,7 +207,15 @@ def make_keys(
 def serve(
     home: str | Path, host: str = "127.0.0.1", port: int = 8000, *, insecure: bool = False, say: Say | None = None
 ) -> None:
-    """Run the fleet's server until it is stopped."""
+    """Run the fleet's server until it is stopped.
+
+    Args:
+        home: Server folder with its keys, database and run status.
+        host: Address to listen on; 0.0.0.0 means all network interfaces.
+        port: Port to listen on.
+        insecure: Disable TLS and keys; for trusted networks only.
+        say: Called with status lines.
+    """
     needs_flower()
     run_server(Home(Path(home)), host, port, not insecure, say or _no_line)
 
@@ -189,7 +239,28 @@ def node(
     data_dir: Path | None = None,
     say: Say | None = None,
 ) -> None:
-    """Run a node of a fleet until it is stopped: train and test on local data when the server asks."""
+    """Run a node of a fleet until it is stopped: train and test on local data when the server asks.
+
+    Give exactly one of ``data``, ``source`` and ``trial_part``.
+
+    Args:
+        server: Server address, host:port.
+        client: Client number of this node, from 0.
+        home: Folder for the client's state between rounds.
+        data: Local data: a file, a folder or package.module:name.
+        source: A built-in data set in ``data_dir``, used in full by this node.
+        trial_part: Use this client's part of the recipe's data set, for trials.
+        classes: With ``data``: number of classes in the whole fleet, or their names.
+        encoding: With ``data``: file of scales, categories and classes, the same for all nodes.
+        authority: CA certificate of the fleet (ca.crt).
+        key: Private key of this node.
+        insecure: Disable TLS and keys; for trusted networks only.
+        plugins: Allow recipes to use methods, models and functions installed here.
+        device: Training device: auto, cpu, cuda, cuda:1 or mps.
+        max_mb: Maximum message size in MB.
+        data_dir: Folder with the data sets; by default SPARSONA_DATA.
+        say: Called with status lines.
+    """
     needs_flower()
     given = [name for name, value in (("data", data), ("source", source), ("trial-part", trial_part)) if value]
     if len(given) != 1:
@@ -221,7 +292,18 @@ def plan_run(
     *,
     out: str | Path | None = None,
 ) -> FleetRun:
-    """Plan a run on a fleet; ``recipe`` can also be a run folder to resume."""
+    """Plan a run on a fleet. Nothing is started.
+
+    Args:
+        home: Server folder.
+        recipe: Name of a built-in recipe, path of a TOML file, or a run folder to resume.
+        overrides: Fields to change, each as ``key=value``.
+        only: The variant to run, if the recipe has several.
+        out: Run folder. Default: runs/NAME-1, -2, ...
+
+    Returns:
+        The planned run, for ``fleet_run``.
+    """
     needs_flower()
     if (Path(recipe) / "recipe.toml").is_file():
         if list(overrides) or only or out:
@@ -249,7 +331,23 @@ def run(
     on_round: OnRound | None = None,
     say: Say | None = None,
 ) -> Run:
-    """Start or resume a planned run on a fleet; ``wait`` is the time in seconds to wait for missing clients."""
+    """Start or resume a planned run on a fleet.
+
+    Args:
+        home: Server folder; its server must be running on this machine.
+        planned: What ``plan_fleet_run`` returned.
+        wait: Seconds to wait for missing clients at the start.
+        max_mb: Maximum message size in MB.
+        on_round: Called with a Progress after every round.
+        say: Called with status lines.
+
+    Returns:
+        The finished run.
+
+    Examples:
+        >>> planned = sparsona.plan_fleet_run("server", "fleet.toml", out="runs/first")
+        >>> run = sparsona.fleet_run("server", planned, say=print)
+    """
     if wait <= 0:
         raise RecipeError(f"wait: {wait} is not allowed; expected a number of seconds > 0")
     folder, listener = planned.folder, on_round or _no_round
@@ -265,7 +363,14 @@ def run(
 
 
 def status(home: str | Path) -> FleetStatus:
-    """The nodes, their last answers, the current round and the traffic."""
+    """The nodes, their last answers, the current round and the traffic.
+
+    Args:
+        home: Server folder; its server must be running on this machine.
+
+    Returns:
+        The nodes, and the progress of the latest run.
+    """
     needs_flower()
     return FleetStatus(**fleet_status(Home(Path(home))))
 

@@ -18,14 +18,23 @@ from sparsona.reports.display import Part
 
 @dataclass(frozen=True, repr=False)
 class ExportedModel:
-    """An exported personal model."""
+    """An exported personal model.
+
+    Attributes:
+        file: The file.
+        client: Number of the client, from 0.
+        parameters: Number of parameters in the file.
+        nbytes: Size of the file.
+        which: Which model it is, in words.
+        records: All of this and more, as plain values.
+    """
 
     file: Path
     client: int
     parameters: int
     nbytes: int
-    which: str  # how the model came about
-    records: dict[str, Any]  # all records of it
+    which: str
+    records: dict[str, Any]
 
     def __repr__(self) -> str:
         return f"ExportedModel({str(self.file)!r}, client {self.client}, {self.parameters:,} parameters)"
@@ -41,13 +50,22 @@ class ExportedModel:
 
 @dataclass(frozen=True, repr=False)
 class AdaptedModel:
-    """The test result of a new client's model."""
+    """The test result of a new client's model.
+
+    Attributes:
+        client: The number that the new client got.
+        train_samples: Number of samples that it was adapted on.
+        accuracy: Accuracy on the test samples; None without any.
+        model: The model that was written; None if none was.
+        records: All of this and more, as plain values.
+        headline: The run's headline metric.
+    """
 
     client: int
     train_samples: int
-    accuracy: float | None  # None without test samples
-    model: ExportedModel | None  # None if it was not written
-    records: dict[str, Any]  # all records of it
+    accuracy: float | None
+    model: ExportedModel | None
+    records: dict[str, Any]
     headline: Metric = ACCURACY
 
     @property
@@ -83,9 +101,22 @@ def export(
     model: Any = None,
     data_dir: Path | None = None,
 ) -> ExportedModel:
-    """Export a client's personal model to NAME.safetensors or NAME.onnx.
+    """Export a client's personal model to a file.
 
-    If the run was started with objects that cannot be imported, pass them again as ``method``, ``data`` and ``model``.
+    Args:
+        run: A finished run, or its folder.
+        client: Number of the client, from 0.
+        to: Output file: NAME.safetensors or NAME.onnx.
+        method: The method, if the run was started with an object that cannot be imported.
+        data: The data, likewise.
+        model: The model, likewise.
+        data_dir: Folder with the data sets; by default SPARSONA_DATA.
+
+    Returns:
+        What was written.
+
+    Examples:
+        >>> sparsona.export("runs/personal", client=7, to="seven.safetensors")
     """
     with writing(Path(to)):
         return _exported(exporting.export(_opened(run), client, Path(to), data_dir, Objects(method, data, model)))
@@ -102,10 +133,23 @@ def adapt(
     model: Any = None,
     data_dir: Path | None = None,
 ) -> AdaptedModel:
-    """Personalise a model for a client that was not part of the run, test it, and write it to ``to`` if given.
+    """Personalise a model for a client that was not part of the run, and test it.
 
-    ``samples`` is a file, a folder or package.module:name; columns become numbers as in the run. If the run was started
-    with objects that cannot be imported, pass them again; the fields of ``method`` then apply to the new client.
+    Args:
+        run: A finished run, or its folder.
+        samples: Data of the new client: a file, a folder or package.module:name. Columns become numbers as in the run.
+        to: Output file for the model: NAME.safetensors or NAME.onnx. Default: not written.
+        overrides: Fields to change for the new client, such as ``fleet.adapt_epochs=5``.
+        method: The method, if the run was started with an object that cannot be imported; its fields apply.
+        data: The data, likewise.
+        model: The model, likewise.
+        data_dir: Folder with the data sets; by default SPARSONA_DATA.
+
+    Returns:
+        The test result, and the model if it was written.
+
+    Examples:
+        >>> sparsona.adapt("runs/personal", "mine.npz", to="mine.safetensors", overrides=["fleet.adapt_epochs=5"])
     """
     path = None if to is None else Path(to)
     opened = _opened(run)

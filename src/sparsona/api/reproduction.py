@@ -35,9 +35,23 @@ def reproduce(
     on_run: OnRun | None = None,
     on_round: OnRound | None = None,
 ) -> RunSet:
-    """Run a paper's table, or ``only`` some of its columns and rows; the default folder is runs/PAPER-TABLE.
+    """Run a paper's table, and compare the results with the printed values. Run again to resume or extend.
 
-    ``seeds`` and ``rounds`` override those of the table and its recipes. Run again to resume or extend.
+    Args:
+        table: Name of a built-in table (``list_tables()``), or path of a TOML file.
+        only: Columns and rows to run, by name or by prefix of a column's name. Default: all.
+        seeds: Seeds. Default: those of the table.
+        rounds: Rounds of every run. Default: those of the recipes.
+        out: Folder of the runs. Default: runs/PAPER-TABLE.
+        data_dir: Folder with the data sets; by default SPARSONA_DATA.
+        on_run: Called with a RunStart before every run.
+        on_round: Called with a Progress after every round.
+
+    Returns:
+        All runs, with the table that compares them with the paper.
+
+    Examples:
+        >>> sparsona.reproduce("fedspa/table1", ["emnist", "dst"], rounds=10)
     """
     folder, known, plan, described = _planned(table, only, seeds, rounds, out)
     verify_all({name: recipe for name, recipe in plan.items() if name not in known}, data_dir)

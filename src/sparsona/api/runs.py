@@ -35,15 +35,25 @@ from sparsona.reports.sweep_table import compare_sweep
 
 @dataclass(frozen=True)
 class RunStart:
-    """Passed to callbacks before every run."""
+    """Passed to ``on_run`` before every run.
+
+    Attributes:
+        name: Name of the run: the variant, or the recipe if it has no variants.
+        path: Its run folder; None if results stay in memory.
+        recipe: The recipe of this run, with all defaults.
+        number: Its place among the runs of the call, from 1.
+        count: Number of runs of the call.
+        finished: Whether an earlier process has finished it, so that it is not run again.
+        folder: What to resume after an interruption: the run's own folder, or that of its plan.
+    """
 
     name: str
     path: Path | None
     recipe: Recipe
-    number: int  # from 1
+    number: int
     count: int
-    finished: bool = False  # by an earlier process
-    folder: Path | None = None  # what to resume after an interruption: the run's own folder, or that of its plan
+    finished: bool = False
+    folder: Path | None = None
 
 
 OnRun = Callable[[RunStart], None]
@@ -51,14 +61,24 @@ OnRun = Callable[[RunStart], None]
 
 @dataclass(frozen=True, repr=False)
 class RunSet:
-    """Finished runs of one plan, sweep or table, with the table that compares them."""
+    """Finished runs of one plan, sweep or table, with the table that compares them. Iterate over it for the runs.
+
+    Attributes:
+        runs: The runs, in the order of the recipe.
+        folder: Their folder; None if results stay in memory.
+        table: The table that compares them; None if no client was ever tested.
+        gains: Gains of clients over the first run, one row per other run.
+        comparison: Folder of tables and figures; None if none were written.
+        source: For a paper's table, the paper and the number of the table.
+        title: For a paper's table, its title.
+    """
 
     runs: tuple[Run, ...]
     folder: Path | None = None
-    table: Sheet | None = None  # None if no client was ever tested
-    gains: tuple[Row, ...] = ()  # gains of clients over the first run
-    comparison: Path | None = None  # where tables and figures are
-    source: str = ""  # of a paper's table
+    table: Sheet | None = None
+    gains: tuple[Row, ...] = ()
+    comparison: Path | None = None
+    source: str = ""
     title: str = ""
 
     def __repr__(self) -> str:
@@ -139,10 +159,17 @@ class RunSet:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan(Mapping[str, Recipe]):
-    """The runs that a recipe describes, by variant; a recipe without variants is one run under its own name."""
+    """The runs that a recipe describes, by variant; a recipe without variants is one run under its own name.
+
+    A plan is a mapping: ``plan["personal"]`` is the recipe of that variant.
+
+    Attributes:
+        recipes: The recipe of each run, by variant.
+        settings: For a recipe with a ``[sweep]``, the values of each run.
+    """
 
     recipes: Mapping[str, Recipe]
-    settings: Mapping[str, Setting] = dataclasses.field(default_factory=dict)  # of a recipe with a [sweep]
+    settings: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"Plan({', '.join(self.recipes)})"
@@ -171,7 +198,15 @@ class Plan(Mapping[str, Recipe]):
         return free_folder(Path(base), self.name)
 
     def dry_run(self, out: str | Path | None = None, *, data_dir: Path | None = None) -> DryRun:
-        """The runs that ``run`` would run, with folders and sizes. Everything is checked, nothing is written."""
+        """The runs that ``run`` would run, with folders and sizes. Everything is checked, nothing is written.
+
+        Args:
+            out: Run folder, as for ``run``; by default the next free one below runs/.
+            data_dir: Folder with the data sets; by default SPARSONA_DATA.
+
+        Returns:
+            The planned runs.
+        """
         folder = self.free_folder() if out is None else Path(out)
         vacant(folder)
         return dry_run(self, folder, alone=len(self) == 1, data_dir=data_dir)
@@ -184,7 +219,25 @@ class Plan(Mapping[str, Recipe]):
         on_run: OnRun | None = None,
         on_round: OnRound | None = None,
     ) -> RunSet:
-        """Run all variants, each in a folder in ``out``, and compare them. Without ``out``, results stay in memory."""
+        """Run all variants, each in a folder in ``out``, and compare them.
+
+        Args:
+            out: New folder for the runs. Without it, results stay in memory and nothing is compared.
+            data_dir: Folder with the data sets; by default SPARSONA_DATA.
+            on_run: Called with a RunStart before every run.
+            on_round: Called with a Progress after every round.
+
+        Returns:
+            The finished runs, with the table that compares them.
+
+        Raises:
+            RecipeError: If data, model or devices do not fit the recipe. Nothing is written.
+            RunError: If the folder is not empty.
+
+        Examples:
+            >>> runs = sparsona.load("quickstart", ["rounds=5"]).run("runs/five")
+            >>> print(runs.comparison)  # folder of tables and figures
+        """
         if out is None:
             if len(self) > 1:
                 verify_all(self, data_dir)
@@ -208,7 +261,17 @@ class Plan(Mapping[str, Recipe]):
         on_run: OnRun | None = None,
         on_round: OnRound | None = None,
     ) -> RunSet:
-        """Resume these runs in ``out``; the folder must have been made for this plan."""
+        """Resume these runs in ``out``; the folder must have been made for this plan.
+
+        Args:
+            out: The folder that was given to ``run``.
+            data_dir: Folder with the data sets; by default SPARSONA_DATA.
+            on_run: Called with a RunStart before every run.
+            on_round: Called with a Progress after every round.
+
+        Returns:
+            All runs of the folder, with the table that compares them.
+        """
         folder = Path(out)
         if known := read_plan(folder):
             same = known.keys() == self.keys() and all(same_run(known[name], self[name]) for name in self)
@@ -225,7 +288,23 @@ def summarised(folder: Path) -> bool:
 
 
 def load(recipe: str | Path, overrides: Iterable[str] = (), only: Sequence[str] = ()) -> Plan:
-    """Load a recipe by name or path, with overrides (``key=value``), and all or ``only`` some of its variants."""
+    """Load a recipe.
+
+    Args:
+        recipe: Name of a built-in recipe (``list_recipes()``), or path of a TOML file.
+        overrides: Fields to change, each as ``key=value``.
+        only: Names of variants to load. Default: all.
+
+    Returns:
+        The plan: a mapping from variants to recipes.
+
+    Raises:
+        RecipeError: If a field is unknown or a value is not allowed.
+
+    Examples:
+        >>> plan = sparsona.load("quickstart", ["rounds=5", "method.lr=0.1"], only=["shared", "personal"])
+        >>> plan["personal"].method.name
+    """
     name, changes = str(recipe), list(overrides)
     return Plan(planning.load(name, changes, only), planning.load_settings(name, changes, only))
 
@@ -240,10 +319,28 @@ def run(
     data_dir: Path | None = None,
     on_round: OnRound | None = None,
 ) -> Run:
-    """Run one recipe (object, name or path) in the folder ``out``. Without ``out``, results stay in memory.
+    """Run one recipe. Objects that cannot be imported as package.module:name need ``engine.name = "local"``.
 
-    ``method``, ``data`` and ``model`` are your own objects, used instead of those that the recipe names. Objects that
-    cannot be imported as package.module:name need engine "local".
+    Args:
+        recipe: A recipe of a plan, or the name or path of a recipe with one variant.
+        out: New run folder. Without it, results stay in memory.
+        method: Your method, used instead of the one that the recipe names.
+        data: Your data, used instead of ``data.source``: a path, arrays, a function or a federation.
+        model: Your model, used instead of ``model.name``: a class, a function or a module.
+        data_dir: Folder with the data sets; by default SPARSONA_DATA.
+        on_round: Called with a Progress after every round.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        RecipeError: If something does not fit the recipe. Nothing is written.
+        RunError: If the folder is not empty.
+
+    Examples:
+        >>> plan = sparsona.load("quickstart", ["rounds=5"])
+        >>> run = sparsona.run(plan["personal"], "runs/personal", on_round=lambda p: print(p.round, p.seconds))
+        >>> run.summary["accuracy"]
     """
     if not isinstance(recipe, Recipe):
         recipe = _single(load(recipe), recipe)
@@ -265,10 +362,23 @@ def resume(
     data_dir: Path | None = None,
     on_round: OnRound | None = None,
 ) -> Run:
-    """Resume an interrupted run, or extend one to ``rounds``. The result is bit-identical to an uninterrupted run.
+    """Resume an interrupted run, or extend a finished one. The result is bit-identical to an uninterrupted run.
 
-    ``engine`` moves it, as in {"workers": 1, "device": "cpu"}. If the run was started with objects that cannot be
-    imported, pass them again.
+    Args:
+        out: The run folder.
+        rounds: Extend the run to this number of rounds.
+        engine: Fields of ``[engine]`` to change, as in ``{"workers": 1, "device": "cpu"}``.
+        method: The method, if the run was started with an object that cannot be imported.
+        data: The data, likewise.
+        model: The model, likewise.
+        data_dir: Folder with the data sets; by default SPARSONA_DATA.
+        on_round: Called with a Progress after every round.
+
+    Returns:
+        The finished run.
+
+    Examples:
+        >>> run = sparsona.resume("runs/personal", rounds=10)
     """
     objects = Objects(method, data, model)
     if rounds is not None:
@@ -290,7 +400,17 @@ def resume_all(
 ) -> RunSet:
     """Resume all unfinished runs of a folder (a run, plan, sweep or paper's table), and compare the runs.
 
-    ``rounds`` first extends all of its runs to this number of rounds, and ``engine`` moves them.
+    Args:
+        out: The folder.
+        data_dir: Folder with the data sets; by default SPARSONA_DATA.
+        on_run: Called with a RunStart before every run.
+        on_round: Called with a Progress after every round.
+        target: Report the cost of reaching this accuracy, or other headline.
+        rounds: Extend all runs to this number of rounds first.
+        engine: Fields of ``[engine]`` to change, as in ``{"workers": 1, "device": "cpu"}``.
+
+    Returns:
+        All runs of the folder, with the table that compares them.
     """
     folder = Path(out)
     if rounds is not None:

@@ -29,11 +29,26 @@ def sweep(
     on_round: OnRound | None = None,
     on_resume: Callable[[str], None] | None = None,
 ) -> RunSet:
-    """Run a recipe for every combination of the listed values (``key=a,b,c``), and report mean ± std over seeds.
+    """Run a recipe for every combination of the listed values, and report mean ± std over seeds.
 
-    If ``out`` already holds this sweep, it is resumed or extended, and ``on_resume`` is called with a message. The
-    default folder is runs/NAME-sweep-1, -2, ... The cost of reaching the accuracy (or other headline) ``target`` is
-    reported.
+    Args:
+        recipe: Name of a built-in recipe, or path of a TOML file.
+        overrides: ``key=a,b,c`` runs every value; ``key=value`` applies to all runs.
+        only: Names of variants to run. Default: all.
+        out: Sweep folder, by default runs/NAME-sweep-1, -2, ... If it holds this sweep already, the sweep is resumed or
+            extended.
+        target: Report the cost of reaching this accuracy, or other headline.
+        data_dir: Folder with the data sets; by default SPARSONA_DATA.
+        on_run: Called with a RunStart before every run.
+        on_round: Called with a Progress after every round.
+        on_resume: Called with a message if the folder holds runs already.
+
+    Returns:
+        All runs, with one table row for each setting.
+
+    Examples:
+        >>> runs = sparsona.sweep("quickstart", ["method.lr=0.05,0.1", "seed=1,2,3"], only=["personal"])
+        >>> print(runs.comparison)  # folder of tables and figures
     """
     folder, known, plan, described = _planned(recipe, overrides, only, out)
     for planned in plan.values():

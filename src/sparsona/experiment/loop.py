@@ -22,11 +22,18 @@ from sparsona.method import Server, capabilities
 
 @dataclass(frozen=True)
 class Progress:
-    """Passed to callbacks after every round."""
+    """Passed to ``on_round`` after every round.
+
+    Attributes:
+        round: The round that has just ended, from 1.
+        rounds: Number of rounds of the run.
+        row: The round's row in rounds.jsonl: participants, scores if the round was tested, bytes and FLOPs.
+        seconds: How long the round took, with tests and checkpoint.
+    """
 
     round: int
     rounds: int
-    row: Row  # the round's row in rounds.jsonl
+    row: Row
     seconds: float
 
 

@@ -38,10 +38,18 @@ class TimeEnergy:
 
 @dataclass(frozen=True)
 class DeviceModel:
-    """The hardware of the clients; the default is the paper's, an NVIDIA 4090 and a network of 1 Gbit/s."""
+    """The hardware of the clients. The default is that of DA-DPFL's paper: an NVIDIA 4090 and a link of 1 Gbit/s.
+
+    Attributes:
+        tflops: Peak performance in TFLOP/s.
+        correction: Factor by which computing is slower than at peak performance.
+        compute_watt: Power while computing.
+        network_watt: Power while sending.
+        gbit_per_s: Bandwidth of the link.
+    """
 
     tflops: float = 80.0
-    correction: float = 5.0  # factor by which computing is slower than at peak performance
+    correction: float = 5.0
     compute_watt: float = 450.0
     network_watt: float = 1.0
     gbit_per_s: float = 1.0
