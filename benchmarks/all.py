@@ -63,62 +63,68 @@ ON_DATA = {  # what a benchmark leaves out without Fashion-MNIST
 }
 
 HOW = """\
-- **wire** ([wire.py](../benchmarks/wire.py)): random masks. The excess is that of the encoded mask over the entropy of
-  as many independent bits of its density, the worst of 99 densities at a million entries. Times are the best of three,
-  for a mask as long as a ResNet-18.
-- **memory** ([memory.py](../benchmarks/memory.py)): a merge runs in a fresh process that takes in updates made one by
-  one, and the figure is how far the peak of its resident memory rises. The fleet is a whole run (Ditto, two rounds with
-  all 2,000 clients, then a test of all) in the pool engine with two workers; every 50 ms the memory of all its
-  processes is added up, with shared pages counted once. The peers are a round of DA-DPFL with ten neighbours and waits.
-- **scale** ([scale.py](../benchmarks/scale.py)): clients with 60 Fashion-MNIST samples each (and 12 for tests; of
-  registered clients 12 of the 60), LeNet, batch 32, 100 clients per round, pool engine with two workers. A test of all
-  10,000 clients is the median round with one less the median round without; for models of their own (method `local`)
-  everybody trains in the first round. Time beyond training is that of a round over the sum of the clients' training,
-  spread over the workers. Registered clients are a federation that is read on demand (Ditto, a test of 100 clients):
-  from the start of the process to the first round, again when the run is resumed after ten rounds, and the memory of
-  all processes as above. Their rounds are compared with those of 1,000 clients, which run right after.
+- **wire** ([wire.py](../benchmarks/wire.py)): random masks. The excess compares the size of the encoded mask with the
+  entropy of as many independent bits of its density. It is the largest over 99 densities, for a million entries. Times
+  are the best of three, for a mask with the length of a ResNet-18.
+- **memory** ([memory.py](../benchmarks/memory.py)): a merge runs in a fresh process and receives updates one by one.
+  The figure is the rise of the peak of its resident memory. The fleet is a whole run in the pool engine with two
+  workers: Ditto, two rounds with all 2,000 clients, then a test of all. Every 50 ms, the memory of all its processes is
+  summed, with shared pages counted once. The peers are a round of DA-DPFL with ten neighbours and waits.
+- **scale** ([scale.py](../benchmarks/scale.py)): clients with 60 Fashion-MNIST samples each, LeNet, batch size 32, 100
+  clients per round, pool engine with two workers. Clients have 12 further samples for tests; registered clients use 12
+  of their 60.
+    - *Test of all* 10,000 clients: the median time of a round with a test, minus that of a round without. With
+      personal models (method `local`), every client trains in the first round.
+    - *Time beyond the clients' jobs*: the time of a round compared with the sum of its jobs, divided by the number of
+      workers. *Time beyond a bare loop*: compared with the same training steps in plain PyTorch, in turns.
+    - *Registered clients*: a federation that is read on demand (Ditto, a test of 100 clients). Start is the time from
+      the start of the process until it trains. Resumption is the same after ten rounds. Memory is measured as above.
+      Their rounds are compared with rounds of 1,000 clients, which run right after.
 - **throughput** ([throughput.py](../benchmarks/throughput.py)): 100 clients, 10 per round, 600 Fashion-MNIST samples
-  each, batch 32, one epoch of SGD, two cores. Ours is the pool engine with encoding, byte counts and a checkpoint every
-  round. The bare loop is plain PyTorch in two processes that do the same steps and nothing else; the two take turns
-  round by round, three times with new processes. Flower's simulator
-  ([flower_baseline.py](../benchmarks/flower_baseline.py)) does the same rounds in three forms.
-  *As documented*: the strategy FedAvg, a client that makes its model and a DataLoader for each message, and the
-  default of two cores for a client, so that here one client runs at a time. *Two clients at a time*: the same with one
-  core for a client. *Tuned by hand to a bare loop*: an own round loop that looks for answers every 10 ms,
-  model and prepared data kept in the actors, no DataLoader; what remains is the simulator's own overhead.
-  Medians over rounds, without the first; Flower runs right after ours, not in turns with it.
-- **fedspa** ([fedspa.py](../benchmarks/fedspa.py)): DST at density 0.5. Bytes are those of nine rounds of a whole
-  cosine between one client and the server, both ways, with one batch of training each, over FedAvg's. The mask search
-  (a dense gradient of one batch of 128, and the choice of what to drop and to grow) is timed on one device with one
-  thread against five epochs of local training (one epoch is timed): LeNet5 with 1,248 samples, ResNet18 with 500. The
-  paper prints 8.9 % and 12.9 % for its CPU. Rounds: 10 of 100 clients, 600 Fashion-MNIST samples each, five epochs of
-  batches of 128 with decay and clipping, pool engine with two workers, FedSpa and FedAvg in turns.
-- **fedpse** ([fedpse.py](../benchmarks/fedpse.py)): p = 0.9 on ConvNet2. Bytes are those of three rounds of three
-  clients, both ways, after a first one in which the server has nothing to say, over FedAvg's. Rounds: all of 10
-  clients, 6,000 Fashion-MNIST samples each as in the paper, an epoch of Adam in batches of 64, pool engine with two
-  workers, in turns with FedAvg.
-- **gate** ([gate.py](../benchmarks/gate.py)): a training batch of pFedGate over one of FedAvg, LeNet for CIFAR-10
-  (256,830 weights), one thread, ten blocks of rows a layer with a budget per layer, the gate included, clipping,
-  momentum and decay as in the recipes. Time is the median of ratios of ten steps each that take turns. Memory is the
-  most that a step allocates at once; *with what is held* adds weights, gradients and momentum of model and gate. A
-  LeNet built half as wide, without a gate, shows what there is to be saved. In batches of 32 the gate (half as large as
-  the model), its steps and the choice cost nearly as much as the dropped units save: they do not shrink with the batch.
-- **masks** ([masks.py](../benchmarks/masks.py)): layer masks of PerFedMask by the default solver, in seconds of one
-  core. Different devices have budgets drawn from 0.3 of the body to all of it, and layers of sizes over two decades;
-  with layers of even sizes, from 0.4. The best of 200 random masks is then about 1 and 0.76 of the body. Of the paper's
-  models half of the devices have a budget of an eighth.
-- **freeze** ([freeze.py](../benchmarks/freeze.py)): 200 pictures in batches of 50, one thread, the two in turns, in
-  seconds of the processor. The masks of least bias and slack train the first layer, for it is small, so that gradients
-  go all the way down: 0.80 (MobileNet) and 0.84 (PreResNet18) of the operations remain, and no mask can be as good at
-  less. With `spare = 0.2` weak devices train higher layers, at the same bias.
-- **device** ([device.py](../benchmarks/device.py)): steps of SGD on random pictures in batches of 32 that lie on the
-  device. The processor trains with one thread, the two precisions in turns, and the figure is the median of seven
-  ratios. On each GPU, 1 to 5 processes train at a time, and the samples of all of them count. There are no bars, for
-  the ratios differ from machine to machine; [devices.md](devices.md) says what is still to be measured.
+  each, batch size 32, one epoch of SGD, two cores. Values are medians over rounds, without the first.
+    - *Pool engine*: with encoding, byte counts and a checkpoint every round.
+    - *Bare loop*: plain PyTorch in two processes that do the same training steps and nothing else. It takes turns
+      with the pool engine, round by round, three times with new processes.
+    - *Flower's simulator* ([flower_baseline.py](../benchmarks/flower_baseline.py)) runs the same rounds in three
+      forms, right after ours and not in turns. *As documented*: the strategy FedAvg, a client that builds its model
+      and a DataLoader for each message, and the default of two cores per client, so one client runs at a time. *Two
+      clients at a time*: the same with one core per client. *Tuned by hand to a bare loop*: a custom round loop that
+      polls for answers every 10 ms, with the model and prepared data kept in the actors and no DataLoader. What
+      remains is the overhead of the simulator.
+- **fedspa** ([fedspa.py](../benchmarks/fedspa.py)): DST at density 0.5, relative to FedAvg. Bytes cover both directions
+  between one client and the server, in nine rounds that span the whole cosine schedule, with one batch of training
+  each. The mask search is a dense gradient of one batch of 128, and the choice of weights to drop and to grow. It is
+  timed on one thread, relative to five epochs of local training, of which one is timed: LeNet5 with 1,248 samples,
+  ResNet18 with 500. The paper prints 8.9 % and 12.9 % for its CPU. Rounds: 10 of 100 clients, 600 Fashion-MNIST
+  samples each, five epochs, batch size 128, weight decay and clipping, pool engine with two workers, in turns with
+  FedAvg.
+- **fedpse** ([fedpse.py](../benchmarks/fedpse.py)): p = 0.9 on ConvNet2, relative to FedAvg. Bytes cover both
+  directions in three rounds of three clients, after a first round in which the server's message is empty. Rounds: all
+  of 10 clients, 6,000 Fashion-MNIST samples each as in the paper, one epoch of Adam, batch size 64, pool engine with
+  two workers, in turns with FedAvg.
+- **gate** ([gate.py](../benchmarks/gate.py)): a training batch of pFedGate relative to one of FedAvg, with LeNet for
+  CIFAR-10 (256,830 weights) on one thread. pFedGate uses ten blocks of rows per layer and a budget per layer; the gate
+  is included; clipping, momentum and weight decay are those of the recipes. Time is the median ratio of runs of ten
+  steps that take turns. Memory is the most that a step allocates at once. *With what is held* adds weights, gradients
+  and momentum of model and gate. A LeNet of half the width, without a gate, shows the possible saving. At batch size 32
+  the gate (half as large as the model), its steps and the choice of blocks cost nearly as much as dropped units save,
+  because this cost does not shrink with the batch.
+- **masks** ([masks.py](../benchmarks/masks.py)): layer masks of PerFedMask by the default solver, in seconds on one
+  core. *Different devices* have budgets drawn from 0.3 of the body to all of it, and layer sizes over two decades. With
+  *layers of even sizes*, budgets are drawn from 0.4. The best of 200 random masks has an objective of about 1 and 0.76
+  of the body. For the paper's models, half of the devices have a budget of an eighth.
+- **freeze** ([freeze.py](../benchmarks/freeze.py)): an epoch of a weak device relative to a full one, on 200 images in
+  batches of 50, one thread, the two in turns, in CPU seconds. The masks of least bias and slack train the first layer,
+  because it is small. Gradients then pass through all layers: 0.80 (MobileNet) and 0.84 (PreResNet18) of the operations
+  remain, and no cheaper mask is as good. With `spare = 0.2` weak devices train higher layers, at the same bias.
+- **device** ([device.py](../benchmarks/device.py)): SGD steps on random images in batches of 32 that are in the
+  device's memory. The CPU uses one thread and alternates between the two precisions; the figure is the median of seven
+  ratios. On each GPU, 1 to 5 processes train at a time, and the samples of all of them count. There are no bars,
+  because ratios differ between machines; [devices.md](devices.md) says what is still to be measured.
 - **fleet** ([fleet.py](../benchmarks/fleet.py)): a server and two nodes on loopback, with TLS and keys. A bare round
-  trip is an app that sends as many bytes to each node and gets as many back, over the same processes; ours are rounds
-  of FedAvg with 64 pictures on each node. Bytes on the socket are those that pass a relay between nodes and server. An
-  idle node's memory is that of all its processes, with shared pages counted once.
+  trip is an app that sends as many bytes to each node and receives as many, over the same processes. Ours are rounds of
+  FedAvg with 64 images on each node. Bytes on the socket are counted by a relay between nodes and server. An idle
+  node's memory is that of all its processes, with shared pages counted once.
 """
 
 
