@@ -198,6 +198,7 @@ def test_a_column_called_test_of_numbers_is_an_input(tmp_path: Path) -> None:
     [
         (("0", "2"), {"test": "held"}, r"a\.csv, row 2: 2 in column 'held'; expected 0, or 1 for a test row"),
         (("no", "yes"), {"test": "held"}, r"a\.csv, row 2: yes in column 'held'; expected 0, or 1"),
+        (("maybe", "1"), {"test": "held"}, r"a\.csv, row 3: maybe in column 'held'; expected 0, or 1"),
         (("1", "1"), {"test": "held"}, r"column 'held' marks every row as a test row; expected rows to train on"),
         (("0", "1"), {"test": "none"}, r"a\.csv: data\.test: no column 'none'; expected one of"),
         (("0", "1"), {"test": "died"}, r"column 'died' marks test rows; it cannot be a label"),

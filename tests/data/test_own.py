@@ -505,7 +505,19 @@ BAD_TABLES: dict[str, tuple[list[dict[str, Any]] | str, str]] = {
     "duplicate": ("age,age,died,hospital\n1,2,3,4\n", r"bad\.csv: two columns have the name 'age'"),
     "no name": ("age,,died,hospital\n1,2,3,4\n", "column 2 has no name"),
     "ragged": ("age,died,hospital\n1,2,3\n1,2\n", r"bad\.csv, row 3: 2 values; expected 3"),
-    "bytes": ("\udcff\udcfe", "cannot be read as CSV"),
+    "bytes": ("\udcff\udcfe", r"bad\.csv, row 1: text that is not UTF-8; expected UTF-8"),
+    "latin-1": (
+        "age,died,hospital\n1,2,3\n1,2,K\udcf6ln\n",
+        r"bad\.csv, row 3: text that is not UTF-8; expected UTF-8",
+    ),
+    "text among numbers": (
+        changed(5, age="abc"),
+        r"bad\.csv, row 7: abc in column 'age', where \d+ of \d+ values are numbers; correct the value, or list",
+    ),
+    "text among labels": (
+        [row | {"died": "oops" if i == 4 else i / 2} for i, row in enumerate(PATIENTS)],
+        r"bad\.csv, row 6: oops in column 'died', where .* correct the value, or set data\.target = \"class\"",
+    ),
     "no label": (
         [{k: v for k, v in row.items() if k != "died"} for row in PATIENTS],
         r"bad\.csv: data\.label: no column 'died'; expected one of 'age', 'dose', 'ward', " r"'hospital'",
@@ -543,6 +555,18 @@ def test_labels_that_are_not_numbers(tmp_path: Path) -> None:
     path = own.table(tmp_path / "a.csv", PATIENTS)
     with pytest.raises(DataError, match=r"a\.csv, row 2: no in column 'died'; expected numbers"):
         fleet(path, label="died", target="number")
+    mixed = own.table(tmp_path / "b.csv", [row | {"died": "oops" if i > 20 else i} for i, row in enumerate(PATIENTS)])
+    with pytest.raises(DataError, match=r"b\.csv, row 23: oops in column 'died'"):
+        fleet(mixed, label="died", target="number")
+
+
+def test_texts_among_numbers_may_be_meant(tmp_path: Path) -> None:
+    half = [row | {"died": "x" if i % 2 else i % 4, "age": "old" if i % 2 else 1} for i, row in enumerate(PATIENTS)]
+    data = fleet(own.table(tmp_path / "a.csv", half), label="died", client="hospital").dataset
+    assert data.class_names == ("0", "2", "x")
+    assert data.shape == (6,)
+    path = own.table(tmp_path / "b.csv", [row | {"died": i % 3 if i % 3 else "x"} for i, row in enumerate(PATIENTS)])
+    assert fleet(path, label="died", client="hospital", target="class").dataset.class_names == ("1", "2", "x")
 
 
 def damaged_zip(folder: Path) -> Path:

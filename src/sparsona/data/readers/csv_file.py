@@ -28,16 +28,31 @@ class CsvTable:
     def columns(self, config: DataConfig) -> dict[str, TableColumn]:
         """The columns that the configuration uses, by name."""
         known = roles(str(self.path), self.header, config)
-        return {
+        columns = {
             name: _column(self.texts(name), named=known.named(name), as_text=known.as_text(name))
             for name in self.header
             if name in known.used
         }
+        for name, column in columns.items():
+            if column.text and (fix := known.fix_of_texts(name, config)):
+                self._check_texts(name, column, fix)
+        return columns
 
     def texts(self, name: str) -> list[str]:
         """A column as it is written, without spaces around values."""
         at = self.header.index(name)
         return [row[at].strip() for row in self.rows]
+
+    def _check_texts(self, name: str, column: TableColumn, fix: str) -> None:
+        """Refuse a column of texts if more than half of its values are numbers: the others are likely mistakes."""
+        odd = column.not_numbers
+        values = int((~column.missing).sum())
+        if 2 * int(odd.sum()) < values:
+            at = int(odd.argmax())
+            raise DataError(
+                f"{self.path}, row {self.lines[at]}: {column.values[at]!s} in column {name!r}, where {values - odd.sum()} "
+                f"of {values} values are numbers; {fix}"
+            )
 
 
 def read_csv(path: Path, config: DataConfig) -> Dataset:
@@ -59,7 +74,11 @@ def read_table(path: Path) -> CsvTable:
                     rows.append(row)
                     lines.append(last + 1)
                 last = reader.line_num
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}, row {_undecodable(path)}: text that is not UTF-8; expected UTF-8: save the file with this encoding"
+        ) from error
+    except (OSError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read as CSV: {error}") from error
     if not rows:
         raise DataError(f"{path}: the file is empty; expected a header line and rows")
@@ -75,6 +94,16 @@ def read_table(path: Path) -> CsvTable:
         if len(row) != len(header):
             raise DataError(f"{path}, row {line}: {len(row)} values; expected {len(header)}, one per column")
     return CsvTable(path, header, rows[1:], np.array(lines[1:]))
+
+
+def _undecodable(path: Path) -> int:
+    """The first line of a file that is not UTF-8."""
+    content = path.read_bytes()
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        return content.count(b"\n", 0, error.start) + 1
+    return 1
 
 
 def _delimiter(sample: str) -> str:

@@ -46,6 +46,11 @@ class TableColumn:
         lacks: np.ndarray = self.values == "" if self.text else np.isnan(self.values)
         return lacks
 
+    @property
+    def not_numbers(self) -> np.ndarray:
+        """Which of its texts are there, but are not numbers."""
+        return np.array([not _is_number(text) for text in self.values.tolist()], np.bool_) & ~self.missing
+
     def at(self, rows: np.ndarray) -> TableColumn:
         """Some rows of it."""
         return TableColumn(self.values[rows], self.whole, None if self.ids is None else self.ids[rows])
@@ -56,6 +61,14 @@ class TableColumn:
         if self.ids is not None and other.ids is not None:
             ids = np.concatenate([self.ids, other.ids])  # a text on one side makes texts of both
         return TableColumn(np.concatenate([self.values, other.values]), self.whole and other.whole, ids)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def exact(values: Sequence[str | int]) -> np.ndarray:
@@ -93,6 +106,18 @@ class TableRoles:
         """Whether an encoding file has categories for it, so that "7" is one too."""
         form = None if self.encoding is None else self.encoding.columns.get(column)
         return form is not None and not isinstance(form, Scale) and column in self.features
+
+    def fix_of_texts(self, column: str, config: DataConfig) -> str | None:
+        """What a user can do about texts among numbers in a column; None if texts may be meant there."""
+        if column in self.labels:
+            if config.target == "class" or isinstance(config.classes, tuple):
+                return None
+            if config.target is not None or len(self.labels) > 1:
+                return "correct the value"
+            return 'correct the value, or set data.target = "class" if the column holds names of classes'
+        if column in self.features and self.encoding is None:
+            return "correct the value, or list the column's categories in a data.encoding file"
+        return None
 
 
 def from_columns(
@@ -205,15 +230,16 @@ def _marks(
     if parts:
         raise DataError(f"{where}: has a part test already; leave data.test = {known.test!r} out")
     column = columns[known.test]
-    wrong = np.ones(len(numbers), np.bool_) if column.text else ~np.isin(column.values, (0, 1))
+    marks = np.char.lower(column.values) if column.text else column.values
+    wrong = ~np.isin(marks, ("0", "1", "false", "true") if column.text else (0, 1))
     if wrong.any():
         at = int(wrong.argmax())
         value = str(column.values[at]) if column.text else f"{column.values[at]:g}"
         raise DataError(
             f"{where}, row {numbers[at]}: {value} in column {known.test!r}; expected 0, or 1 for a test row"
         )
-    marks: np.ndarray = column.values == 1
-    return marks
+    test_rows: np.ndarray = column.values == 1
+    return test_rows
 
 
 def roles(where: str, columns: Sequence[str], config: DataConfig) -> TableRoles:
@@ -289,7 +315,8 @@ def _labels(
         return target, *_classes(where, name, column, config.classes, numbers)
     for name, column in columns.items():
         if column.text:
-            raise DataError(f"{where}, row {numbers[0]}: {column.values[0]!s} in column {name!r}; expected numbers")
+            at = int(column.not_numbers.argmax())
+            raise DataError(f"{where}, row {numbers[at]}: {column.values[at]!s} in column {name!r}; expected numbers")
     values = np.stack([column.values for column in columns.values()], axis=1)
     if not np.isfinite(values).all():
         at = int((~np.isfinite(values).all(1)).argmax())
