@@ -1,13 +1,16 @@
 """More rounds for a finished run: the same bits as if they had been asked for at first, or the reason why not."""
 
 import dataclasses
+import importlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 import sparsona
 from command import ok, refused
+from data import own as own_data
 from engines.test_engines import files
 from small import recipe
 from sparsona.api.folders import extend_all, read_plan, write_plan
@@ -235,6 +238,62 @@ def test_all_runs_of_a_folder_are_checked_before_any_is_changed(tmp_path):
         RunError, match="test_all_runs_of_a_folder_are_0 cannot be extended: its runs differ in rounds, from 2 to 4"
     ):
         extend_all(tmp_path, 9)
+
+
+PLUGINS = """
+import torch.nn.functional as F
+import numpy as np
+
+def data():
+    x = np.random.default_rng(0).normal(size=(90, 4))
+    return {"x": x.astype("float32"), "y": np.arange(90) % 3, "client": np.arange(90) // 30}
+
+def loss(outputs, y):
+    return F.cross_entropy(outputs, y, reduction="none")
+
+def metric(y, outputs):
+    return 0.5
+
+def sampler(t, clients, per_round, rng):
+    return clients[:per_round]
+"""
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["run", "plan"])
+@pytest.mark.parametrize("missing", ["data", "loss", "metric", "sampler", "csv", "device"])
+def test_a_run_that_cannot_be_extended_is_left_as_it_is(missing, several, tmp_path, monkeypatch):
+    name = f"plugins_{missing}_{several}"
+    (tmp_path / f"{name}.py").write_text(PLUGINS)
+    own_data.table(tmp_path / "a.csv", own_data.rows())
+    monkeypatch.syspath_prepend(tmp_path)
+    given = {
+        "data": {"data": {"source": f"{name}:data"}},
+        "loss": {"task": {"loss": f"{name}:loss"}},
+        "metric": {"task": {"metrics": [f"{name}:metric"]}},
+        "sampler": {"fleet": {"sampler": f"{name}:sampler"}},
+        "csv": {"data": {"source": str(tmp_path / "a.csv"), "label": "died", "client": "hospital"}},
+        "device": {},
+    }[missing]
+    if "data" in given:
+        given |= {"model": {"name": "mlp"}, "fleet": {"per_round": 2}}
+        given["data"] |= {"clients": 3, "sample_share": 1.0, "alpha": 0.3}
+    out = tmp_path / "run"
+    one = recipe(rounds=1, **given)
+    if several:
+        write_plan(out, {"one": one, "two": dataclasses.replace(one, seed=8)})
+        run(one, out / "one")
+    else:
+        run(one, out)
+    (tmp_path / f"{name}.py").unlink()
+    (tmp_path / "a.csv").unlink()
+    sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+    before = files(out, set())
+    engine = {"device": "cuda:7"} if missing == "device" else None
+    with pytest.raises(ValueError, match=r"cannot be imported|no such file|engine\.device"):
+        sparsona.resume_all(out, rounds=3, engine=engine)
+    assert files(out, set()) == before
+    assert Run(out / "one" if several else out).finished
 
 
 def test_figures_are_drawn_again(tmp_path):

@@ -66,8 +66,8 @@ def members(folder: Path, *, begun: bool = True) -> list[Path]:
     return [] if beside and folder.name in (PLAN, SWEEP, TABLE, COMPARISON) else [folder]
 
 
-def extend_all(folder: Path, rounds: int) -> None:
-    """Give all runs of a folder more rounds, which resuming them computes; all are checked before any is changed."""
+def check_extensions(folder: Path, rounds: int) -> list[Run]:
+    """The runs of a folder that have begun; RunError if some run of the folder cannot have so many rounds."""
     plan = read_plan(folder)
     if (folder / TABLE).is_file():
         raise RunError(f"{folder} cannot be extended: it holds the runs of a paper's table; extend a single run")
@@ -82,9 +82,14 @@ def extend_all(folder: Path, rounds: int) -> None:
     for recipe in plan.values():  # also of those that have not begun, so that all have the same number
         if recipe.rounds < rounds and (reason := why_not(ready(recipe))):
             raise RunError(f"{folder} cannot be extended: {reason}; start new runs with rounds={rounds}")
-    for run in begun:
+    return begun
+
+
+def extend_all(folder: Path, rounds: int) -> None:
+    """Give all runs of a folder more rounds, which resuming them computes; all are checked before any is changed."""
+    for run in check_extensions(folder, rounds):
         extend(run, rounds)
-    if plan:
+    if plan := read_plan(folder):
         write_plan(folder, {name: replace(recipe, rounds=rounds) for name, recipe in plan.items()})
 
 

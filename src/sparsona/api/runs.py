@@ -10,15 +10,15 @@ from typing import Any
 
 from sparsona.api.dry_run import DryRun, dry_run
 from sparsona.api.figures import draw
-from sparsona.api.folders import PLAN, extend_all, free_folder, read_plan, reading, write_plan
+from sparsona.api.folders import PLAN, check_extensions, extend_all, free_folder, read_plan, reading, write_plan
 from sparsona.experiment import plan as planning
 from sparsona.experiment import runner
 from sparsona.experiment.checking import COMPARISON, RecipeError
 from sparsona.experiment.engine import moved
-from sparsona.experiment.extension import extend
+from sparsona.experiment.extension import check_extension
 from sparsona.experiment.loop import OnRound
 from sparsona.experiment.objects import Objects
-from sparsona.experiment.recipe import Recipe, same_run, with_data
+from sparsona.experiment.recipe import Recipe, ready, same_run, with_data
 from sparsona.experiment.reproduce import TABLE, Reproduction
 from sparsona.experiment.results import Row, Run, vacant
 from sparsona.experiment.setup import check_place, names_of, prepare, sizes_of, verify
@@ -381,9 +381,7 @@ def resume(
         >>> run = sparsona.resume("runs/personal", rounds=10)
     """
     objects = Objects(method, data, model)
-    if rounds is not None:
-        extend(Run.open(out), rounds, objects)
-    finished = runner.resume(out, data_dir=data_dir, on_round=on_round, objects=objects, engine=engine)
+    finished = runner.resume(out, data_dir=data_dir, on_round=on_round, objects=objects, engine=engine, rounds=rounds)
     draw(finished)
     return finished
 
@@ -413,13 +411,17 @@ def resume_all(
         All runs of the folder, with the table that compares them.
     """
     folder = Path(out)
-    if rounds is not None:
-        extend_all(folder, rounds)
     if (folder / PLAN).is_file():
+        if rounds is not None:
+            _extend_plan(folder, rounds, data_dir, engine)
         return compared(run_planned(folder, data_dir, on_run, on_round, engine=engine), folder, target)
-    recipe = Run.open(folder).recipe
-    start = RunStart(folder.name, folder, recipe, 1, 1, Run(folder).finished, folder)
-    return compared([_run(start, data_dir, on_run, on_round, engine)], folder)
+    known = Run.open(folder)
+    if rounds is not None:
+        check_extension(known, rounds)
+    recipe = dataclasses.replace(known.recipe, rounds=rounds or known.recipe.rounds)
+    finished = known.finished and recipe.rounds == known.recipe.rounds
+    start = RunStart(folder.name, folder, recipe, 1, 1, finished, folder)
+    return compared([_run(start, data_dir, on_run, on_round, engine, rounds)], folder)
 
 
 def verify_all(plan: Mapping[str, Recipe], data_dir: Path | None = None) -> None:
@@ -432,8 +434,9 @@ def verify_all(plan: Mapping[str, Recipe], data_dir: Path | None = None) -> None
         try:
             device, fleet = prepare(plan[name], data_dir)
             for name in names:
-                verify(with_data(plan[name], fleet.config), device, fleet.clients, sizes_of(fleet), names_of(fleet))
-                check_place(plan[name], device, fleet)
+                recipe = with_data(ready(plan[name]), fleet.config)
+                verify(recipe, device, fleet.clients, sizes_of(fleet), names_of(fleet))
+                check_place(recipe, device, fleet)
         except ValueError as error:
             raise RecipeError(f"{name}: {error}") from error
 
@@ -488,6 +491,18 @@ def _single(plan: Plan, name: str | Path) -> Recipe:
     return next(iter(plan.values()))
 
 
+def _extend_plan(folder: Path, rounds: int, data_dir: Path | None, engine: Mapping[str, Any] | None) -> None:
+    """Give all runs of a folder more rounds, once everything that they need was found to be there."""
+    check_extensions(folder, rounds)
+    asked = {name: dataclasses.replace(recipe, rounds=rounds) for name, recipe in read_plan(folder).items()}
+    verify_all({name: _moved(recipe, engine) for name, recipe in asked.items()}, data_dir)
+    extend_all(folder, rounds)
+
+
+def _moved(recipe: Recipe, engine: Mapping[str, Any] | None) -> Recipe:
+    return dataclasses.replace(recipe, engine=moved(recipe.engine, engine or {}))
+
+
 def _numbered(plan: Mapping[str, Recipe]) -> Iterator[tuple[str, None, Recipe, int, int]]:
     return ((name, None, recipe, i, len(plan)) for i, (name, recipe) in enumerate(plan.items(), start=1))
 
@@ -498,10 +513,10 @@ def _run(
     on_run: OnRun | None,
     on_round: OnRound | None,
     engine: Mapping[str, Any] | None = None,
+    rounds: int | None = None,
 ) -> Run:
     if on_run is not None:
         on_run(start)
     if start.path is not None and (start.path / "recipe.toml").is_file():
-        return resume(start.path, engine=engine, data_dir=data_dir, on_round=on_round)
-    recipe = dataclasses.replace(start.recipe, engine=moved(start.recipe.engine, engine or {}))
-    return run(recipe, start.path, data_dir=data_dir, on_round=on_round)
+        return resume(start.path, rounds=rounds, engine=engine, data_dir=data_dir, on_round=on_round)
+    return run(_moved(start.recipe, engine), start.path, data_dir=data_dir, on_round=on_round)

@@ -22,6 +22,7 @@ from sparsona.engines.store import Store
 from sparsona.experiment.checkpoints import Checkpointer, forget_state, reopen, state_file
 from sparsona.experiment.engine import moved
 from sparsona.experiment.evaluator import Evaluator, is_due
+from sparsona.experiment.extension import check_extension, extend
 from sparsona.experiment.loop import Loop, OnRound
 from sparsona.experiment.objects import NO_OBJECTS, Objects
 from sparsona.experiment.outcome import Outcome
@@ -62,25 +63,32 @@ def resume(
     on_round: OnRound | None = None,
     objects: Objects = NO_OBJECTS,
     engine: Mapping[str, Any] | None = None,
+    rounds: int | None = None,
 ) -> Run:
-    """Resume an interrupted run from its last checkpoint; a finished one is left as it is.
+    """Resume an interrupted run from its last checkpoint; a finished one is left as it is, or extended to ``rounds``.
 
     ``engine`` has fields of [engine] to change, of those that do not change results: the recipe stays as recorded.
+    Nothing is written before data, model and engine are built.
     """
     folder = Run.open(Path(out))
-    if folder.finished and folder.summary["rounds"] == folder.recipe.rounds:
+    rounds = folder.recipe.rounds if rounds is None else rounds
+    check_extension(folder, rounds, objects)
+    if folder.finished and folder.summary["rounds"] == rounds:
         forget_state(folder.path)  # it may have been killed just before
         return folder
-    reopen(folder.path)  # it may have been killed while it was extended
     if "fleet_run" in json.loads((folder.path / "run.json").read_text()):
         again = f"sparsona fleet run SERVER {shlex.quote(str(out))}"
         raise RunError(f"{out} is a fleet run, whose nodes keep the clients' states; resume it with: {again}")
-    recipe = ready(replace(folder.recipe, engine=moved(folder.recipe.engine, engine or {})), objects)
+    asked = replace(folder.recipe, rounds=rounds, engine=moved(folder.recipe.engine, engine or {}))
+    recipe = ready(asked, objects)
     for what, given in (("method", objects.method), ("model", objects.model)):
         if given is not None and tables(recipe)[what] != tables(folder.recipe)[what]:
             raise RunError(f"{out} was run with another {what}: {difference(folder.recipe, [recipe])}")
     with _opened(recipe, data_dir, objects) as (opened, device, fleet):
         about, sizes = _about(recipe, opened, device, fleet), sizes_of(fleet)
+        verify(recipe, device, fleet.clients, sizes, names_of(fleet))
+        folder = extend(folder, rounds, objects)
+        reopen(folder.path)  # it may have been killed while it was extended
         _warn_of_changes(folder, about)
         return _run(recipe, opened, device, fleet.clients, folder, on_round, fleet, sizes, devices=about["devices"])
 

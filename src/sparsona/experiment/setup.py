@@ -225,6 +225,8 @@ def check_place(recipe: Recipe, device: Device, fleet: Fleet) -> None:
     devices = devices_for(recipe.engine)
     if recipe.engine.name == "pool":
         count_workers(recipe, devices, device, fleet)
+    elif recipe.engine.name == "ray":
+        _check_ray()
 
 
 def count_workers(recipe: Recipe, devices: Sequence[str], device: Device, fleet: Fleet) -> int:
@@ -256,11 +258,15 @@ def _workers(
     }
     if options.name == "pool":
         return PoolEngine(count, _WORKER, arguments, devices)
-    if importlib.util.find_spec("ray") is None:
-        raise RecipeError("engine.name: \"ray\" needs Ray, which is not installed: pip install 'sparsona[ray]'")
+    _check_ray()
     from sparsona.engines.ray import RayEngine  # slow to import, and optional
 
     return RayEngine(count, _WORKER, arguments, options.address, devices, fewer=options.workers == "auto")
+
+
+def _check_ray() -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise RecipeError("engine.name: \"ray\" needs Ray, which is not installed: pip install 'sparsona[ray]'")
 
 
 def _device_of(recipe: Recipe, fleet: Fleet, objects: Objects, where: torch.device) -> Device:
