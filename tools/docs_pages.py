@@ -297,7 +297,7 @@ def _command(command: typing.Any, path: str, context: typer.Context, level: int)
         if rows:
             yield "| | |\n|---|---|\n" + "\n".join(rows) + "\n"
         if command.epilog:
-            examples = re.sub(r"^Examples?: ", "", command.epilog).split(" | ")
+            examples = command.epilog.split("\n\n")[1:]  # the first line says what they are
             yield "```sh\n" + "\n".join(examples) + "\n```\n"
     for name, child in children.items():
         inner = typer.Context(child, info_name=name, parent=context)

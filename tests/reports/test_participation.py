@@ -41,7 +41,7 @@ def test_who_was_left_out_is_told_and_drawn(tmp_path: Path) -> None:
         "the server resumed after round 4",
         "client 1: its message to peers was unusable, reported by client 2 (rounds 1, 3)",
         "client 1: its message to peers may have been unusable, reported by client 0 (round 3)",
-        "client 3 lost its state and joined again (round 5)",
+        "client 3 restarted without its state (round 5)",
     ]
     assert [f.name for f in run_figures(run, run.path / "figures")] == [
         "accuracy.png",

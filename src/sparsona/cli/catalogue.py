@@ -20,26 +20,26 @@ app = typer.Typer()
 Recipe = Annotated[str, typer.Argument(help="Recipe name or TOML file.")]
 
 
-@app.command(epilog="Example: sparsona methods")
+@app.command(epilog=terminal.examples("sparsona methods"))
 def methods(as_json: Json = False) -> None:
     """List the built-in methods."""
     terminal.show(NameTable(("method", "description"), catalogue.list_methods()), as_json)
 
 
-@app.command(epilog="Example: sparsona models")
+@app.command(epilog=terminal.examples("sparsona models"))
 def models(as_json: Json = False) -> None:
     """List the built-in models."""
     terminal.show(NameTable(("model", "description"), catalogue.list_models()), as_json)
 
 
-@app.command(epilog="Example: sparsona recipes")
+@app.command(epilog=terminal.examples("sparsona recipes"))
 def recipes(as_json: Json = False) -> None:
     """List the built-in recipes."""
     with errors(as_json):
         terminal.show(NameTable(("recipe", "description"), catalogue.list_recipes()), as_json)
 
 
-@app.command(epilog="Examples: sparsona runs | sparsona runs runs/quickstart-1 --json")
+@app.command(epilog=terminal.examples("sparsona runs", "sparsona runs runs/quickstart-1 --json"))
 def runs(
     folder: Annotated[Path, typer.Argument(help="Folder to search, including its subfolders.")] = Path("runs"),
     as_json: Json = False,
@@ -49,7 +49,11 @@ def runs(
         terminal.show(run_list.list_runs(folder), as_json)
 
 
-@app.command(epilog="Examples: sparsona show ditto | sparsona show quickstart | sparsona show runs/quickstart-1/shared")
+@app.command(
+    epilog=terminal.examples(
+        "sparsona show ditto", "sparsona show quickstart", "sparsona show runs/quickstart-1/shared"
+    )
+)
 def show(
     name: Annotated[
         str,
@@ -65,7 +69,9 @@ def show(
         terminal.show(catalogue.show(name, overrides or ()), as_json)
 
 
-@app.command(epilog="Examples: sparsona data quickstart data.alpha=0.1 | sparsona data mine.csv data.label=died")
+@app.command(
+    epilog=terminal.examples("sparsona data quickstart data.alpha=0.1", "sparsona data mine.csv data.label=died")
+)
 def data(
     recipe: Annotated[str, typer.Argument(help="Recipe name or TOML file, or a data source such as a file or folder.")],
     overrides: Overrides = None,
@@ -83,10 +89,12 @@ def data(
 
 
 @app.command(
-    epilog="Examples: sparsona masks perfedmask/small/main | "
-    "sparsona masks perfedmask/small/main method.budget=0.2 method.strong=0.3 | "
-    "sparsona masks perfedmask/small/ablations --only random-masks --out r.png | "
-    "sparsona masks perfedmask/small/main --measure --step 1.5"
+    epilog=terminal.examples(
+        "sparsona masks perfedmask/small/main",
+        "sparsona masks perfedmask/small/main method.budget=0.2 method.strong=0.3",
+        "sparsona masks perfedmask/small/ablations --only random-masks --out r.png",
+        "sparsona masks perfedmask/small/main --measure --step 1.5",
+    )
 )
 def masks(
     recipe: Annotated[str, typer.Argument(help="Recipe whose method designs layer masks (name or TOML file).")],
@@ -118,7 +126,9 @@ def masks(
             terminal.show(design, as_json)
 
 
-@app.command(epilog="Examples: sparsona topology | sparsona topology --neighbours 5,10 --waits 0,1,5 --draws 10000")
+@app.command(
+    epilog=terminal.examples("sparsona topology", "sparsona topology --neighbours 5,10 --waits 0,1,5 --draws 10000")
+)
 def topology(
     clients: Annotated[int, typer.Option(help="Clients per round (K).")] = 100,
     neighbours: Annotated[str, typer.Option(help="Neighbours per client (M, comma-separated).")] = "1,2,5,10,20",
@@ -144,7 +154,7 @@ def topology(
         terminal.show(result, as_json)
 
 
-@app.command(epilog="Examples: sparsona check | sparsona check fedspa --json")
+@app.command(epilog=terminal.examples("sparsona check", "sparsona check fedspa --json"))
 def check(
     name: Annotated[str | None, typer.Argument(help=f"Paper: {', '.join(CHECKS)}. Default: all papers.")] = None,
     as_json: Json = False,

@@ -12,6 +12,7 @@ import typer
 from sparsona.api import fleet
 from sparsona.api.fleet import MOST_MB
 from sparsona.api.runs import compared
+from sparsona.cli import terminal
 from sparsona.cli.terminal import DataDir, Json, Only, Overrides, Reporter, errors, listed, say, show
 
 app = typer.Typer(help="Run a fleet of devices over Flower, or try one on this machine.", no_args_is_help=True)
@@ -26,7 +27,7 @@ OnDevice = Annotated[
 MostMb = Annotated[int, typer.Option("--max-mb", help="Maximum message size in MB.")]
 
 
-@app.command(epilog="Example: sparsona fleet trial quickstart --only personal --nodes 4 rounds=3")
+@app.command(epilog=terminal.examples("sparsona fleet trial quickstart --only personal --nodes 4 rounds=3"))
 def trial(
     recipe: Recipe,
     overrides: Overrides = None,
@@ -47,7 +48,9 @@ def trial(
         show(compared([run], planned.folder), as_json)
 
 
-@app.command(epilog="Example: sparsona fleet keys server/keys --host fleet.example.org --nodes north,south,east")
+@app.command(
+    epilog=terminal.examples("sparsona fleet keys server/keys --host fleet.example.org --nodes north,south,east")
+)
 def keys(
     folder: Annotated[Path, typer.Argument(help="Output folder. Use HOME/keys for a server with the folder HOME.")],
     hosts: Annotated[
@@ -65,7 +68,7 @@ def keys(
         show(fleet.make_keys(folder, listed(hosts), listed(nodes), first=first, days=days), as_json)
 
 
-@app.command(epilog="Example: sparsona fleet server ./server --host 0.0.0.0")
+@app.command(epilog=terminal.examples("sparsona fleet server ./server --host 0.0.0.0"))
 def server(
     home: HomeDir,
     host: Annotated[
@@ -82,7 +85,9 @@ def server(
 
 
 @app.command(
-    epilog="Example: sparsona fleet node fleet.example.org:8000 --client 0 --ca ca.crt --key north.key --data mine.npz"
+    epilog=terminal.examples(
+        "sparsona fleet node fleet.example.org:8000 --client 0 --ca ca.crt --key north.key --data mine.npz"
+    )
 )
 def node(
     server: Annotated[str, typer.Argument(help="Server address, host:port.")],
@@ -140,7 +145,8 @@ def node(
 
 
 @app.command(
-    "run", epilog="Example: sparsona fleet run ./server quickstart --only personal data.clients=3 fleet.per_round=3"
+    "run",
+    epilog=terminal.examples("sparsona fleet run ./server quickstart --only personal data.clients=3 fleet.per_round=3"),
 )
 def run_(
     home: HomeDir,
@@ -162,7 +168,7 @@ def run_(
         show(compared([run], planned.folder), as_json)
 
 
-@app.command(epilog="Example: sparsona fleet status ./server")
+@app.command(epilog=terminal.examples("sparsona fleet status ./server"))
 def status(home: HomeDir, as_json: Json = False) -> None:
     """Show the nodes, their last answers, the current round and the traffic."""
     with errors(as_json):

@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 
 from sparsona.api import models
+from sparsona.cli import terminal
 from sparsona.cli.terminal import DataDir, Json, Overrides, errors, show
 
 app = typer.Typer()
 
 
-@app.command(epilog="Example: sparsona export runs/a --client 7 --to seven.onnx")
+@app.command(epilog=terminal.examples("sparsona export runs/a --client 7 --to seven.onnx"))
 def export(
     folder: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     client: Annotated[int, typer.Option(help="Client number, from 0.")],
@@ -27,8 +28,10 @@ def export(
 
 
 @app.command(
-    epilog="Examples: sparsona adapt runs/a --data mine.npz | "
-    "sparsona adapt runs/a --data mine.npz --to mine.onnx fleet.adapt_epochs=5 method.keep=0.3"
+    epilog=terminal.examples(
+        "sparsona adapt runs/a --data mine.npz",
+        "sparsona adapt runs/a --data mine.npz --to mine.onnx fleet.adapt_epochs=5 method.keep=0.3",
+    )
 )
 def adapt(
     folder: Annotated[Path, typer.Argument(help="Folder of a finished run.")],

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from sparsona.api import comparison, reproduction, runs, sweeps
+from sparsona.cli import terminal
 from sparsona.cli.terminal import DataDir, Json, Only, Overrides, Reporter, errors, finish, listed, numbers, say, show
 from sparsona.experiment.overrides import parse_resume
 from sparsona.reports.costs import DeviceModel
@@ -21,7 +22,9 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would run, wi
 _DEVICE = ",".join(f"{name}={value:g}" for name, value in dataclasses.asdict(DeviceModel()).items())
 
 
-@app.command(epilog="Examples: sparsona run quickstart | sparsona run quickstart rounds=5 seed=2 --out runs/mine")
+@app.command(
+    epilog=terminal.examples("sparsona run quickstart", "sparsona run quickstart rounds=5 seed=2 --out runs/mine")
+)
 def run(
     recipe: Recipe,
     overrides: Overrides = None,
@@ -50,8 +53,10 @@ def run(
 
 
 @app.command(
-    epilog="Examples: sparsona sweep quickstart method.lr=0.05,0.1 seed=1,2,3 | "
-    "sparsona sweep quickstart variants.personal.method.mu=0.1,0.5,1.0 seed=1,2 rounds=20 --out runs/mu"
+    epilog=terminal.examples(
+        "sparsona sweep quickstart method.lr=0.05,0.1 seed=1,2,3",
+        "sparsona sweep quickstart variants.personal.method.mu=0.1,0.5,1.0 seed=1,2 rounds=20 --out runs/mu",
+    )
 )
 def sweep(
     recipe: Recipe,
@@ -91,8 +96,11 @@ def sweep(
 
 
 @app.command(
-    epilog="Examples: sparsona reproduce | sparsona reproduce fedspa/table1 --only emnist,dst --seeds 1,2 | "
-    "sparsona reproduce dadpfl/table3 --rounds 50 --dry-run"
+    epilog=terminal.examples(
+        "sparsona reproduce",
+        "sparsona reproduce fedspa/table1 --only emnist,dst --seeds 1,2",
+        "sparsona reproduce dadpfl/table3 --rounds 50 --dry-run",
+    )
 )
 def reproduce(
     table: Annotated[str | None, typer.Argument(help="Table name or TOML file. Without it, list all tables.")] = None,
@@ -136,7 +144,9 @@ def reproduce(
         finish(result, as_json)
 
 
-@app.command(epilog="Examples: sparsona resume runs/quickstart-1 | sparsona resume runs/quickstart-1 rounds=50")
+@app.command(
+    epilog=terminal.examples("sparsona resume runs/quickstart-1", "sparsona resume runs/quickstart-1 rounds=50")
+)
 def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of the run to resume or extend.")],
     overrides: Annotated[
@@ -162,7 +172,9 @@ def resume(
 
 
 @app.command(
-    epilog="Examples: sparsona compare runs/quickstart-1 --target 0.9 | sparsona compare runs/a runs/b --out c"
+    epilog=terminal.examples(
+        "sparsona compare runs/quickstart-1 --target 0.9", "sparsona compare runs/a runs/b --out c"
+    )
 )
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs or sweeps. The first run is the baseline.")],

@@ -39,6 +39,11 @@ Only = Annotated[str | None, typer.Option("--only", help="Run only these variant
 Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides: key=value, such as method.lr=0.05")]
 
 
+def examples(*commands: str) -> str:
+    """The end of a command's help: one example per line."""
+    return "\n\n".join(["Examples:" if len(commands) > 1 else "Example:", *commands])
+
+
 _current: list[Path] = []  # the folder at work, for the last line of a run that was stopped
 _began: list[bool] = []  # whether a round was done: what fails from there on is not for bad input
 

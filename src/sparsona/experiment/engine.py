@@ -21,7 +21,7 @@ DECIDING = ("precision", "tf32")  # the fields that change results; of the other
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Where the clients run, which never changes a result beyond the kind of device, and in which precision."""
+    """Where clients run and in which precision. Only the device type and the precision can change results."""
 
     name: Annotated[
         Literal["local", "pool", "ray"], Doc("execution backend: in this process, a pool of worker processes, or Ray")

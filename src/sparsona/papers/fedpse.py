@@ -125,7 +125,7 @@ def _steps() -> Iterator[Line]:
         mask = masks.mixed(server, client, far, Rng(1))
         case = f"M_s = 0 1 2, M_i = 2 3 4, distance {far}"
         yield line(f"{case}: places sent", "Alg. 3", "3", _count(mask))
-        yield line(f"{case}: of them the client's alone", "Alg. 3", own, _count(mask & ~server))
+        yield line(f"{case}: of them only the client's", "Alg. 3", own, _count(mask & ~server))
     flat = Layout((Slot("update", (1000,), "weight", "", 0, 1),))
     update = torch.linspace(-1, 1, 1000)
     sent, residual = upstream(flat, update, P)

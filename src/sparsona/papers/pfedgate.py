@@ -119,7 +119,7 @@ def _costs() -> Iterator[Line]:
     yield line(
         "upload, as q, the share that the client says it sent", DERIVED, f"{sent:.4f}", row["paper_up"] / value_bytes(d)
     )
-    note = "a bias is one operation, not two, and s_phi has the gate's weights alone"
+    note = "a bias is one operation, not two, and s_phi counts only the gate's weights"
     yield line("inference, as s + s_phi", DERIVED, f"{share:.3f}", row["forward"] / once, 0.01, note)
     stated = "the paper counts the backward pass as much as the forward one; here it is twice as much"
     yield line("training, as 2 (s + s_phi)", DERIVED, f"{2 * share:.2f}", row["flops"] / once, stated=stated)

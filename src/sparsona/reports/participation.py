@@ -107,7 +107,7 @@ def _besides(events: Sequence[dict[str, Any]]) -> Iterator[str]:
     lines: dict[str, set[int]] = {}
     for event in events:
         if event["event"] == "began anew":
-            lines.setdefault(f"client {event['client']} lost its state and joined again", set()).add(event["round"])
+            lines.setdefault(f"client {event['client']} restarted without its state", set()).add(event["round"])
         elif event["event"] == "unusable message":
             suspected = event["why"].startswith("suspected")
             what = "may have been" if suspected else "was"
@@ -120,7 +120,7 @@ def _besides(events: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _short(why: str) -> str:
-    why = one_line(why)  # a device's own words, perhaps
+    why = one_line(why).replace("begins anew: ", "restarted without its state: ", 1)  # a device's own words, perhaps
     return why if len(why) <= _LONGEST else f"{why[:_LONGEST]}…"
 
 
