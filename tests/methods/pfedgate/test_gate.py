@@ -169,6 +169,17 @@ def test_compact_is_masked(name, seed):
         found.append((logits, *torch.autograd.grad(Objective()(logits, y), [leaf, *gate])))
     for masked, compact in zip(*found, strict=True):
         assert torch.allclose(masked, compact, atol=1e-8 + 1e-6 * float(masked.detach().abs().max()), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_places_of_kept_units_have_the_type_that_every_pytorch_scatters_by(name):
+    """Before PyTorch 2.8 that is int64 alone; int32 takes half as long again."""
+    model, shape, _ = MODELS[name]
+    task, _ = Task.of(model, torch.zeros(1, *shape))
+    cut = rows(task.layout.trained, 4, 0.1)
+    kept = scaled_model(task, cut).kept(cut.first.numpy().tobytes())
+    places = [t for t in (kept.index, kept.blocks, kept.biased) if t is not None]
+    assert {t.dtype for t in places} == {torch.int64}
     assert not found[1][1][~cut.spread(chosen)].any()
     with torch.no_grad():
         theta, scale = task.flat[: cut.layout.dim], drawn[0] * chosen

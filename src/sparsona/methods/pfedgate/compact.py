@@ -22,16 +22,16 @@ from sparsona.core.task import Task
 from sparsona.methods.pfedgate.blocks import Blocks
 from sparsona.methods.pfedgate.chain import Step
 
-Places = NDArray[np.int32]
+Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Kept:
     """Where the entries of kept units are: the weights layer by layer, then the biases of all layers."""
 
-    index: Tensor  # [n] int32, places in the vector
-    blocks: Tensor  # [units] int32, the block of each unit
-    biased: Tensor | None  # [biases] int32, which of the units have a bias; None: all
+    index: Tensor  # [n] places in the vector
+    blocks: Tensor  # [units] the block of each unit
+    biased: Tensor | None  # [biases] which of the units have a bias; None: all
     shapes: list[tuple[int, ...]]  # of each layer's weight as it is stored, a row per unit
     sizes: list[int]  # entries of each weight, and of all biases
     units: list[int]  # of each layer
@@ -143,7 +143,7 @@ class Compact:
             if following is not None:
                 columns = following.columns[:, units]
         units_of, biases_of = [len(b) for b in blocks], [len(b) for b in biases]
-        biased = np.flatnonzero(np.repeat([n > 0 for n in biases_of], units_of)).astype(np.int32)
+        biased = np.flatnonzero(np.repeat([n > 0 for n in biases_of], units_of)).astype(np.int64)
         places = torch.from_numpy(np.concatenate([*weights, *biases, *blocks, biased])).to(self.task.flat.device)
         sizes = [*(len(w) for w in weights), sum(biases_of)]
         index, block, biased_units = places.split([sum(sizes), sum(units_of), len(biased)])
@@ -154,12 +154,12 @@ class Compact:
 def _layer(weight: Slot, bias: Slot | None, blocks: Tensor, before: int) -> Layer:
     """A layer behind one with so many outputs; a linear layer reads several positions of each behind a convolution."""
     outputs, inputs, *window = weight.shape
-    row = np.arange(weight.size // outputs, dtype=np.int32)
+    row = np.arange(weight.size // outputs, dtype=np.int64)
     return Layer(
-        rows=weight.offset + np.arange(outputs, dtype=np.int32) * len(row),
+        rows=weight.offset + np.arange(outputs, dtype=np.int64) * len(row),
         columns=row.reshape(-1, inputs, 1) if window else row.reshape(1, before, -1),
-        biases=np.arange(0 if bias is None else outputs, dtype=np.int32) + (0 if bias is None else bias.offset),
-        blocks=blocks.numpy().astype(np.int32),
+        biases=np.arange(0 if bias is None else outputs, dtype=np.int64) + (0 if bias is None else bias.offset),
+        blocks=blocks.numpy().astype(np.int64),
         window=tuple(window),
     )
 
