@@ -17,7 +17,8 @@ from torch.utils import backend_registration
 
 NAME = "pretended"
 CROSSING = {"_to_copy", "copy_"}
-READING = {"_local_scalar_dense", "equal"}  # the host waits for a number
+READING = {"_local_scalar_dense", "equal"}  # the host waits for a number,
+SIZING = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"}  # or to know how long a result is
 UNREPEATABLE = {  # what has no deterministic kernel on GPUs, and so fails in runs there
     *("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward", "histc"),
     *("avg_pool3d_backward", "fractional_max_pool2d_backward", "max_unpool2d", "put_", "_ctc_loss_backward"),
@@ -141,7 +142,7 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     running = name == "cumsum" and args[0].is_floating_point()
     if ours and (name in UNREPEATABLE or weighted or running):
         raise RuntimeError(f"{func} has no deterministic kernel")
-    COUNTS.reads[COUNTS.place] += name in READING
+    COUNTS.reads[COUNTS.place] += name in READING or (ours and (name in SIZING or _by_mask(name, args)))
     out = func(*_mapped(_raw, args), **_mapped(_raw, kwargs))
     if COUNTS.single and on_device and any(t.dtype == torch.float64 for t in _tensors((out,))):
         raise TypeError(f"{func}: {DEVICE} has no double precision")
@@ -151,6 +152,13 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert not resized, f"{func} resizes a tensor, which none of ours can be"
         return None if out is None else written[0] if len(written) == 1 else tuple(written)
     return _mapped(lambda t: Pretended(t) if isinstance(t, Tensor) else t, out) if on_device else out
+
+
+def _by_mask(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether an operation takes or sets entries where a mask is true; one number for all of them needs no count."""
+    if name not in ("index", "index_put", "index_put_") or (name != "index" and args[2].numel() == 1):
+        return False
+    return any(t is not None and t.dtype == torch.bool for t in args[1])
 
 
 @cache
