@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,10 @@ def last(t: int, clients: list[int], per_round: int, rng: np.random.Generator) -
     """The clients with the highest numbers, in no order, and in every third round nobody."""
     assert 0 <= rng.random() < 1
     return list(reversed(clients))[:per_round] if t % 3 else []
+
+
+def nobody(t: int, clients: list[int], per_round: int, rng: np.random.Generator) -> list[int]:
+    return []
 
 
 def fails(t: int, clients: list[int], per_round: int, rng: np.random.Generator) -> list[int]:
@@ -285,6 +290,16 @@ def test_a_run_in_which_nobody_takes_part_yet_tests_nobody(tmp_path: Path) -> No
     assert Run.open(tmp_path / "run").recipe.fleet.trace == str(file.resolve())
     file.unlink()
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["accuracy"] is not None
+
+
+def test_a_run_in_which_nobody_trains_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("client,from,to\n")
+    why = "no client trained in any of the 2 rounds, so nothing was learnt: fleet.sampler chose nobody; check "
+    with pytest.warns(UserWarning, match=re.escape(why + str(file))):
+        run(recipe(rounds=2, fleet={"sampler": "trace", "trace": str(file), "per_round": None}))
+    with pytest.warns(UserWarning, match=re.escape(f"{why}{__name__}:nobody")):
+        run(recipe(rounds=2, fleet={"sampler": f"{__name__}:nobody"}), tmp_path / "run")
 
 
 def test_a_resumed_run_warns_of_another_trace_and_needs_one(tmp_path: Path) -> None:

@@ -333,6 +333,21 @@ def flat(outputs, y):
 
 def text(t, rounds):
     return "q"
+
+def broken(y, outputs):
+    raise KeyError("boom\\nboom")
+
+def words(y, outputs):
+    return "0.5"
+
+def array(y, outputs):
+    return outputs[:, 0]
+
+def few(t, clients):
+    return clients
+
+def strange(t, clients, per_round, rng):
+    return [99]
 """
 
 
@@ -344,6 +359,26 @@ def text(t, rounds):
         (
             {"method": {"lr_schedule": "losses_of_mine:text"}},
             'method.lr_schedule: "losses_of_mine:text" failed in round 0: ValueError: could not convert',
+        ),
+        (
+            {"task": {"metrics": ["losses_of_mine:broken"]}},
+            'task.metrics: "losses_of_mine:broken" failed: KeyError: \'boom',
+        ),
+        (
+            {"task": {"metrics": ["losses_of_mine:words"]}},
+            'task.metrics: "losses_of_mine:words" returned str; expected a number, or None where it is undefined',
+        ),
+        (
+            {"task": {"metrics": ["accuracy", "losses_of_mine:array"]}},
+            'task.metrics: "losses_of_mine:array" returned an array of shape [',
+        ),
+        (
+            {"fleet": {"sampler": "losses_of_mine:few"}},
+            'fleet.sampler: "losses_of_mine:few" in round 1 failed: TypeError: few() takes 2 positional arguments',
+        ),
+        (
+            {"fleet": {"sampler": "losses_of_mine:strange"}},
+            'fleet.sampler: "losses_of_mine:strange" in round 1 returned client 99; expected some',
         ),
     ],
 )

@@ -28,7 +28,7 @@ from sparsona.experiment.objects import NO_OBJECTS, Objects
 from sparsona.experiment.outcome import Outcome
 from sparsona.experiment.recipe import Recipe, RecipeError, ready, tables, with_data
 from sparsona.experiment.recorder import Recorder, devices_of
-from sparsona.experiment.results import Run, RunError
+from sparsona.experiment.results import Row, Run, RunError
 from sparsona.experiment.sampling import Sizes, sampling_of
 from sparsona.experiment.setup import about as describe
 from sparsona.experiment.setup import members, names_of, open_engine, sizes_of, verify
@@ -161,6 +161,7 @@ def _run(
         loop = Loop(recipe, engine, device, clients, sampling, store, evaluator, recorder, checkpointer, on_round, away)
         server = loop.run()
         recorder.note_devices()  # what follows is computed too
+        _warn_of_nobody(recipe, recorder.rows)
         return Outcome(recipe, device, clients, store, evaluator, labels, away, names).write(server, recorder)
     except BaseException:
         store.rescue()  # whatever stopped us, keep the rounds that are whole
@@ -179,6 +180,17 @@ def _warn_of_reads(recipe: Recipe, fleet: Fleet) -> None:
             f"{fleet.dataset.name}: each of {times:,} evaluations reads all {count:,} clients, {times * count:,} reads"
             ' in all; evaluate.clients = "participated" or a number tests few, evaluate.points = ["after"] who trains',
             stacklevel=3,
+        )
+
+
+def _warn_of_nobody(recipe: Recipe, rows: Sequence[Row]) -> None:
+    """Warn of a run whose sampler never chose a client."""
+    if not any(row["participants"] for row in rows):
+        source = recipe.fleet.trace or recipe.fleet.sampler
+        warnings.warn(
+            f"no client trained in any of the {len(rows)} rounds, so nothing was learnt: fleet.sampler chose nobody; "
+            f"check {source}",
+            stacklevel=4,
         )
 
 

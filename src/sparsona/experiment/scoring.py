@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, cast
 
 import numpy as np
@@ -120,10 +121,15 @@ def _likelihood(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def _own_value(name: str, function: Callable[..., Any], y: np.ndarray, outputs: np.ndarray) -> float | None:
     try:
         value = function(y, outputs)
-        return None if value is None else float(value)
     except Exception as error:  # whatever a stranger's function raises
         what = f"{type(error).__name__}: {one_line(error)}"
         raise RecipeError(f"task.metrics: {shown(name)} failed: {what}") from error
+    if isinstance(value, (Tensor, np.ndarray)) and value.ndim == 0:
+        value = value.item()
+    if value is None or isinstance(value, (Real, np.bool_)):
+        return None if value is None else float(value)
+    form = f"an array of shape {list(value.shape)}" if hasattr(value, "shape") else f"{type(value).__name__}"
+    raise RecipeError(f"task.metrics: {shown(name)} returned {form}; expected a number, or None where it is undefined")
 
 
 def _balanced_accuracy(y: Tensor, guess: Tensor) -> float | None:

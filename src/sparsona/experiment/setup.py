@@ -20,6 +20,7 @@ from torch import Tensor
 import sparsona
 from sparsona.core.arithmetic import arithmetic
 from sparsona.core.layout import CPU
+from sparsona.core.model import as_model
 from sparsona.core.objective import Objective, Target
 from sparsona.core.rng import Rng
 from sparsona.core.samples import LocalData, Samples
@@ -130,7 +131,9 @@ def verify(recipe: Recipe, device: Device, clients: int, sizes: Sizes | None = N
     the clients' training samples, if they are known, and ``names`` what the data call the clients, if they do.
     """
     _try_out(recipe)
-    sampling_of(recipe, members(recipe, clients), sizes, names)
+    sampling = sampling_of(recipe, members(recipe, clients), sizes, names)
+    if sampling.own is not None:  # it may fail, so ask it now
+        sampling.chosen(0)
     able = capabilities(recipe.method)
     if "shared" in recipe.evaluate.points and able.shares is None:
         name = tables(recipe)["method"]["name"]
@@ -270,7 +273,10 @@ def _check_ray() -> None:
 
 
 def _device_of(recipe: Recipe, fleet: Fleet, objects: Objects, where: torch.device) -> Device:
-    return _device(recipe, DataForm.of(fleet), fleet.local, fleet.test, objects, where)
+    device = _device(recipe, DataForm.of(fleet), fleet.local, fleet.test, objects, where)
+    if any(metric.source for metric in recipe.task.measured):  # a user's metric may fail, so score one client now
+        device.score(as_model(device.task, device.theta0), 0)
+    return device
 
 
 def _device(
