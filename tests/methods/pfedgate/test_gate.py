@@ -169,6 +169,10 @@ def test_compact_is_masked(name, seed):
         found.append((logits, *torch.autograd.grad(Objective()(logits, y), [leaf, *gate])))
     for masked, compact in zip(*found, strict=True):
         assert torch.allclose(masked, compact, atol=1e-8 + 1e-6 * float(masked.detach().abs().max()), rtol=1e-5)
+    assert not found[1][1][~cut.spread(chosen)].any()
+    with torch.no_grad():
+        theta, scale = task.flat[: cut.layout.dim], drawn[0] * chosen
+        assert torch.allclose(way(x, theta, scale, chosen), Masked(task, cut)(x, theta, scale, chosen), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -180,10 +184,6 @@ def test_places_of_kept_units_have_the_type_that_every_pytorch_scatters_by(name)
     kept = scaled_model(task, cut).kept(cut.first.numpy().tobytes())
     places = [t for t in (kept.index, kept.blocks, kept.biased) if t is not None]
     assert {t.dtype for t in places} == {torch.int64}
-    assert not found[1][1][~cut.spread(chosen)].any()
-    with torch.no_grad():
-        theta, scale = task.flat[: cut.layout.dim], drawn[0] * chosen
-        assert torch.allclose(way(x, theta, scale, chosen), Masked(task, cut)(x, theta, scale, chosen), atol=1e-6)
 
 
 def test_what_is_no_chain_is_masked():
