@@ -90,6 +90,47 @@ def test_parameters_used_by_hand_are_counted_or_named():
     assert sorted(layout.uncounted) == ["idle", "waves"]
 
 
+class InNumpy(torch.autograd.Function):
+    """A product that PyTorch does not see."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        return torch.from_numpy(x.detach().numpy() @ w.detach().numpy())
+
+
+def test_products_entry_by_entry_are_named():
+    class Pointwise(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(4, 3))
+            self.places = nn.Parameter(torch.randn(7, 5))
+            self.table = nn.Embedding(3, 4)
+            self.added = nn.Parameter(torch.randn(1, 4))
+            self.head = nn.Linear(5, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x + self.added + self.table.weight[0] + self.table(torch.tensor([1]))
+            return (
+                self.head(self.places.mean(0).sin().expand(len(x), 5)) + (x[:, :, None] * self.w).sum((1, 2))[:, None]
+            )
+
+    layout = Layout.of(Pointwise(), torch.ones(2, 4))
+    assert (uses(layout), layout.uncounted) == ({"head.weight": 1}, ("w", "places"))
+
+
+def test_products_outside_pytorch_are_named():
+    class Outside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(4, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return InNumpy.apply(x, self.w)
+
+    layout = Layout.of(Outside(), torch.ones(2, 4))
+    assert (layout.flops(), layout.uncounted) == (0, ("w",))
+
+
 def test_a_model_that_cannot_be_looked_into_names_its_matrices(monkeypatch):
     monkeypatch.setattr("sparsona.core.operations.flop_registry", None)
     layout = Layout.of(ByHand(), torch.ones(2, 4))

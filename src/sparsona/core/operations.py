@@ -71,13 +71,14 @@ _PRODUCTS = {
         "inverse",
     ),
 }
-# Operations that read a parameter without multiplying matrices; like activations, they do not count.
-_CHEAP = {
-    *("clone", "_to_copy", "copy_", "cat", "stack", "index", "index_select", "gather", "embedding", "_embedding_bag"),
-    *("_embedding_bag_forward_only", "sum", "mean", "linalg_vector_norm", "_weight_norm_interface", "empty_like"),
-    *("zeros_like", "ones_like", "native_layer_norm", "native_group_norm", "native_batch_norm", "constant_pad_nd"),
-    *("repeat", "index_put", "index_put_", "_unsafe_index", "detach", "lift_fresh", "_reshape_copy", "fill_", "split"),
+# Operations that move or add the entries of a parameter; like activations, they do not count.
+_MOVES = {
+    *("add", "add_", "sub", "sub_", "rsub", "where", "clone", "_to_copy", "copy_", "cat", "stack", "repeat", "split"),
+    *("index", "index_select", "gather", "embedding", "_embedding_bag", "_embedding_bag_forward_only"),
+    *("index_put", "index_put_", "_unsafe_index", "lift_fresh", "_reshape_copy", "constant_pad_nd"),
+    *("native_layer_norm", "native_group_norm", "native_batch_norm", "_weight_norm_interface"),
 }
+_SHAPES = {"detach", "empty_like", "zeros_like", "ones_like", "fill_"}  # those that read no entries
 
 
 @dataclass
@@ -124,7 +125,11 @@ def _counted(model: nn.Module, example: Tensor, uses: dict[int, int]) -> Operati
             uses[id(tensors[name])] = flops // whole
             known[name] = flops // whole * whole
     other = max(0, int(counter.get_total_flops()) - sum(known.values())) // samples
-    return Operations(uses, other, sorted(reader.unknown | (tensors.keys() - reader.read)) + sorted(reader.strange))
+    seen = reader.flops.keys() | reader.moved
+    silent = {
+        name for name, flops in known.items() if not flops and name not in seen
+    }  # unused, or used outside PyTorch
+    return Operations(uses, other, sorted(reader.unknown | silent) + sorted(reader.strange))
 
 
 def _looked_up(model: nn.Module) -> set[str]:
@@ -212,7 +217,7 @@ class _Reader(TorchDispatchMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.flops: dict[str, int] = {}  # of multiplications, by matrix
-        self.read: set[str] = set()
+        self.moved: set[str] = set()  # parameters whose entries are added or moved
         self.unknown: set[str] = set()  # parameters read by an operation without a count
         self.strange: set[str] = set()  # operations that are not PyTorch's
         placed = sorted((p.data_ptr(), p.numel() * p.element_size(), name) for name, p in model.named_parameters())
@@ -228,7 +233,6 @@ class _Reader(TorchDispatchMode):
         names = {
             name for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and (name := self._owner(leaf))
         }
-        self.read |= names
         packet = getattr(func, "_overloadpacket", func)
         if packet in flop_registry:
             matrices = names & self._matrices
@@ -237,7 +241,9 @@ class _Reader(TorchDispatchMode):
                 self.flops[name] = self.flops.get(name, 0) + int(flop_registry[packet](*args, **kwargs, out_val=out))
         elif getattr(func, "namespace", "") not in ("aten", "prim", "prims"):
             self.strange.add(str(packet))
-        elif not (_is_cheap(func) or packet.__name__ in _CHEAP):
+        elif packet.__name__ in _MOVES:
+            self.moved |= names
+        elif not func.is_view and packet.__name__ not in _SHAPES:
             self.unknown |= names
         return out
 
@@ -249,7 +255,3 @@ class _Reader(TorchDispatchMode):
             return None
         start, nbytes, name = self._placed[place]
         return name if at < start + nbytes else None
-
-
-def _is_cheap(func: Any) -> bool:
-    return bool(func.is_view) or torch.Tag.pointwise in func.tags

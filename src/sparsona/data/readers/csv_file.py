@@ -47,11 +47,12 @@ class CsvTable:
         """Refuse a column of texts if more than half of its values are numbers: the others are likely mistakes."""
         odd = column.not_numbers
         values = int((~column.missing).sum())
-        if 2 * int(odd.sum()) < values:
+        numbers = values - int(odd.sum())
+        if 2 * numbers > values:
             at = int(odd.argmax())
             raise DataError(
-                f"{self.path}, row {self.lines[at]}: {column.values[at]!s} in column {name!r}, where {values - odd.sum()} "
-                f"of {values} values are numbers; {fix}"
+                f"{self.path}, row {self.lines[at]}: {column.values[at]!s} in column {name!r}, "
+                f"where {numbers} of {values} values are numbers; {fix}"
             )
 
 
@@ -76,7 +77,7 @@ def read_table(path: Path) -> CsvTable:
                 last = reader.line_num
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path}, row {_undecodable(path)}: text that is not UTF-8; expected UTF-8: save the file with this encoding"
+            f"{path}, row {_undecodable(path)}: text that is not UTF-8; expected UTF-8: save the file in this encoding"
         ) from error
     except (OSError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read as CSV: {error}") from error
