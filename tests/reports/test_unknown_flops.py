@@ -76,5 +76,7 @@ def test_what_a_count_leaves_out_is_named(tmp_path):
 
     run = sparsona.run(small.recipe(rounds=1), tmp_path / "waves", model=Waves)
     table = compare([Run.open(run.path)])
-    assert "FLOPs of waves do not include waves" in table.notes
-    assert "Note: FLOPs of waves do not include waves" in table.markdown()
+    assert "FLOPs: without waves" in table.notes
+    assert "Note: FLOPs: without waves" in table.markdown()
+    plain = sparsona.run(small.recipe(rounds=1), tmp_path / "plain")
+    assert "FLOPs of waves: without waves" in compare([run, plain]).notes

@@ -109,7 +109,8 @@ def flop_notes(runs: Sequence[Run], names: Sequence[str]) -> Iterator[str]:
         if run.not_in_flops:
             missing.setdefault(some_of(run.not_in_flops), []).append(name)
     for what, whose in missing.items():
-        yield f"FLOPs of {', '.join(whose)} do not include {what}"
+        of = "" if len(whose) == len(runs) else f" of {', '.join(whose)}"
+        yield f"FLOPs{of}: without {what}"
     if unknown := [name for run, name in zip(runs, names, strict=True) if run.summary["total"]["flops"] is None]:
         why = "the method does not report them with ctx.task.charge(forward, backward)"
         yield f"FLOPs of {', '.join(unknown)} are unknown: {why}"
