@@ -82,13 +82,28 @@ def test_runs_on_unequal_terms_are_named(tmp_path: Path) -> None:
         "some clients never trained and are tested in their initial state: 1 in own; "
         'set evaluate.clients = "participated" to leave them out'
     )
-    assert list(participation.unequal(list(runs.values()), list(runs))) == [
+    assert list(participation.unequal([[run] for run in runs.values()], list(runs))) == [
         "the runs differ in the number of clients that train per round: 2 in star, 2 in own, 4 in peers; "
         'with fleet.peers = "drawn", methods without a server also train only fleet.per_round clients',
         untrained,
     ]
-    assert list(participation.unequal([runs["star"], runs["own"]], ["star", "own"])) == [untrained]
-    assert list(participation.unequal([runs["star"]], ["star"])) == []
+    assert list(participation.unequal([[runs["star"]], [runs["own"]]], ["star", "own"])) == [untrained]
+    assert list(participation.unequal([[runs["star"]]], ["star"])) == []
+
+
+def test_untrained_clients_of_a_sweep_are_a_mean_over_seeds(tmp_path: Path) -> None:
+    runs = []
+    for seed in (1, 2):
+        run = make(tmp_path / str(seed), FEDAVG, method="ditto")
+        path = run.path / "rounds.jsonl"
+        rows = [json.loads(line) | {"participants": list(range(seed))} for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (run.path / "state").mkdir()
+        (run.path / "state" / "client-00000.safetensors").touch()
+        runs.append(Run.open(run.path))
+    assert [participation.counts(run)["never_trained"] for run in runs] == [3, 2]
+    (line,) = participation.unequal([runs], ["ditto"])
+    assert "initial state: 2.5 in ditto" in line
 
 
 def test_clients_of_numbers_that_never_trained_are_named(tmp_path: Path) -> None:
@@ -99,5 +114,5 @@ def test_clients_of_numbers_that_never_trained_are_named(tmp_path: Path) -> None
     path.write_text("".join(json.dumps(row | ({"before": score} if "before" in row else {})) + "\n" for row in rows))
     (run.path / "state").mkdir()
     (run.path / "state" / "client-00000.safetensors").touch()
-    (line,) = participation.unequal([Run.open(run.path)], ["own"])
+    (line,) = participation.unequal([[Run.open(run.path)]], ["own"])
     assert "initial state: 3 in own" in line  # all but client 0

@@ -121,7 +121,8 @@ def compare(
         run_row(run, name, target) | cost_row(cost) for run, name, cost in zip(runs, names, costs, strict=True)
     )
     rows = tuple({key: row.get(key) for key in dict.fromkeys(k for each in rows for k in each)} for row in rows)
-    notes = (*differences(runs, names), *unequal(runs, names), *undefined_notes(runs, names), *flop_notes(runs, names))
+    terms = unequal([[run] for run in runs], names)
+    notes = (*differences(runs, names), *terms, *undefined_notes(runs, names), *flop_notes(runs, names))
     table = Comparison(rows, notes, costs=with_costs, main=main, metrics=metrics)
     if out is None:
         return table

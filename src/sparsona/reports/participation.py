@@ -37,22 +37,30 @@ def counts(run: Run) -> dict[str, Any]:
     }
 
 
-def unequal(runs: Sequence[Run], names: Sequence[str]) -> Iterator[str]:
-    """What keeps runs from equal terms: other numbers of clients that train, and clients that are tested untrained."""
-    per_round = [fmean(map(len, trained(run))) for run in runs]
+def unequal(groups: Sequence[Sequence[Run]], names: Sequence[str]) -> Iterator[str]:
+    """What keeps groups of runs from equal terms: how many clients train, and how many are tested untrained.
+
+    Both are means over the runs of a group.
+    """
+    runs = [run for group in groups for run in group]
+    per_round = [fmean(fmean(map(len, trained(run))) for run in group) for group in groups]
     if max(per_round) > _ALIKE * min(per_round):
         each = ", ".join(f"{counted(n)} in {name}" for n, name in zip(per_round, names, strict=True))
         hint = ""
         if any(_peers(run) and run.recipe.fleet.peers == "all" for run in runs) and not all(map(_peers, runs)):
             hint = '; with fleet.peers = "drawn", methods without a server also train only fleet.per_round clients'
         yield f"the runs differ in the number of clients that train per round: {each}{hint}"
-    stateful = [(run, name) for run, name in zip(runs, names, strict=True) if _keeps_state(run)]
-    untrained = [(len(set(run.client_scores()).difference(*trained(run))), name) for run, name in stateful]
-    if some := [f"{n} in {name}" for n, name in untrained if n]:
+    untrained = [fmean(map(_tested_untrained, group)) for group in groups]
+    if some := [f"{counted(n)} in {name}" for n, name in zip(untrained, names, strict=True) if n]:
         yield (
             f"some clients never trained and are tested in their initial state: {', '.join(some)}; "
             'set evaluate.clients = "participated" to leave them out'
         )
+
+
+def _tested_untrained(run: Run) -> int:
+    """How many clients of a stateful method were tested without having trained."""
+    return len(set(run.client_scores()).difference(*trained(run))) if _keeps_state(run) else 0
 
 
 def _peers(run: Run) -> bool:

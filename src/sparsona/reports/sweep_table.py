@@ -103,7 +103,7 @@ def _notes(runs: Iterable[Run], groups: Sequence[Group], known: Collection[str],
     if groups:
         first, names = [g.runs[0] for g in groups], [g.row["group"] for g in groups]
         yield from differences(first, names, known)
-        yield from unequal(first, names)
+        yield from unequal([g.runs for g in groups], names)
         yield from undefined_notes(first, names)
         yield from flop_notes(first, names)
 
