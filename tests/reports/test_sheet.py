@@ -59,5 +59,9 @@ def test_latex_escapes_every_character_that_means_something() -> None:
     assert not set(rest) & set("\\&%$#_{}~^[*")
 
 
+def test_latex_quotes() -> None:
+    assert latex_text('set x = "all" or ("a", y="b")') == "set x = ``all'' or (``a'', y=``b'')"
+
+
 def test_numbers_of_things_are_not_rounded_to_three_digits() -> None:
     assert [counted(n) for n in (7, 99_990, 1_234.0, 3.3333, 0)] == ["7", "99,990", "1,234", "3.3", "0"]

@@ -27,6 +27,7 @@ _LATEX = {
     "<": "\\textless{}",
     ">": "\\textgreater{}",
     "|": "\\textbar{}",
+    "“": "``",
     '"': "''",
     "[": "{[}",  # behind a line's end it would be an argument of that
     "*": "{*}",
@@ -158,6 +159,7 @@ def as_text(value: Any) -> str:
 
 def latex_text(text: str) -> str:
     """A text as LaTeX shows it, with every character that has a meaning there escaped."""
+    text = re.sub(r'(^|[\s(\[=])"', r"\1“", text)
     sign = "$-$" if re.match(r"-\d", text) else ""  # of a number, not a hyphen
     return sign + "".join(_LATEX.get(c, c) for c in (text[1:] if sign else text))
 
