@@ -20,6 +20,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'sparsona[flower]'")
 
 from command import call, ok, refused
+from sparsona import plan_fleet_trial
 from sparsona.data import DataConfig, DataError
 from sparsona.data.readers.npz import read_own_npz
 from sparsona.experiment.plan import load
@@ -283,6 +284,15 @@ def test_a_port_that_is_taken(tmp_path):
             start_superlink(Home(tmp_path), "127.0.0.1", s.getsockname()[1], secure=False)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "nodes", "clients"),
+    [([], None, 4), (["data.clients=2", "fleet.per_round=1"], None, 2), ([], 3, 3), (["data.clients=12"], 12, 12)],
+)
+def test_a_trial_has_a_node_per_client(overrides, nodes, clients, tmp_path):
+    planned = plan_fleet_trial("quickstart", overrides, ["personal"], nodes=nodes, out=tmp_path / "run")
+    assert planned.recipe.data.clients == clients
+
+
 def test_commands_refuse_what_cannot_be(tmp_path):
     home = str(tmp_path / "server")
     assert "server has no server; start one with: sparsona fleet server" in refused(
@@ -292,6 +302,9 @@ def test_commands_refuse_what_cannot_be(tmp_path):
     assert "quickstart: several variants; choose one with --only: " in refused("fleet", "trial", "quickstart")
     assert "nodes: 0 is not allowed; expected an int in [1, 64]" in refused(
         "fleet", "trial", "quickstart", "--only", "personal", "--nodes", "0"
+    )
+    assert "data.clients: 12 is not allowed with 4 nodes, one per client; set only one of them" in refused(
+        "fleet", "trial", "quickstart", "--only", "personal", "--nodes", "4", "data.clients=12"
     )
     assert "max-mb: 0 is not allowed; expected an int in [1, 2000]" in refused(
         "fleet", "node", "h:1", "--client", "0", "--trial-part", "--max-mb", "0"

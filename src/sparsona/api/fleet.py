@@ -103,7 +103,7 @@ def plan_trial(
     overrides: Iterable[str] = (),
     only: Sequence[str] = (),
     *,
-    nodes: int = 4,
+    nodes: int | None = None,
     out: str | Path | None = None,
 ) -> FleetRun:
     """Plan a trial of a fleet on this machine. Nothing is started.
@@ -112,14 +112,16 @@ def plan_trial(
         recipe: Name of a built-in recipe, or path of a TOML file.
         overrides: Fields to change, each as ``key=value``.
         only: The variant to run, if the recipe has several.
-        nodes: Number of nodes, one per client.
+        nodes: Number of nodes, one per client. Default: data.clients if ``overrides`` set it, else 4.
         out: Run folder. Default: runs/NAME-1, -2, ...
 
     Returns:
         The planned run, for ``fleet_trial``.
     """
     needs_flower()
-    chosen = trials.suited(_single(recipe, overrides, only), nodes)
+    overrides = tuple(overrides)
+    single = _single(recipe, overrides, only)
+    chosen = trials.suited(single, trials.node_count(single, overrides, nodes))
     folder = Path(out or free_folder(Path("runs"), chosen.name))
     vacant(folder)
     return FleetRun(chosen, folder)

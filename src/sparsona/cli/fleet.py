@@ -31,7 +31,9 @@ MostMb = Annotated[int, typer.Option("--max-mb", help="Maximum message size in M
 def trial(
     recipe: Recipe,
     overrides: Overrides = None,
-    nodes: Annotated[int, typer.Option(help="Number of nodes, one per client of the recipe.")] = 4,
+    nodes: Annotated[
+        int | None, typer.Option(help="Number of nodes, one per client. Default: data.clients if overridden, else 4.")
+    ] = None,
     folder: Out = None,
     only: Only = None,
     device: OnDevice = "auto",

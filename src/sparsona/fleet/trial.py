@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +22,19 @@ from sparsona.fleet.keys import make_authority, make_node_key
 from sparsona.fleet.orders import run_on_fleet
 from sparsona.fleet.processes import Child, environment, free_port, stop_all
 from sparsona.fleet.superlink import register, start_superlink
+
+
+def node_count(recipe: Recipe, overrides: Iterable[str], nodes: int | None) -> int:
+    """The number of nodes: ``nodes``, or what an override of data.clients says, or by default 4."""
+    overridden = any(override.partition("=")[0].strip() == "data.clients" for override in overrides)
+    clients = recipe.data.clients if overridden else None
+    if nodes is None:
+        return 4 if clients is None else clients
+    if clients not in (None, nodes):
+        raise FleetError(
+            f"data.clients: {clients} is not allowed with {nodes} nodes, one per client; set only one of them"
+        )
+    return nodes
 
 
 def suited(recipe: Recipe, nodes: int) -> Recipe:
