@@ -97,7 +97,10 @@ def test_rows_as_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(frame, pandas.DataFrame)
     assert list(frame["round"]) == [1, 2]
     assert list(frame["total.up"]) == [row["total"]["up"] for row in run.rounds]
-    assert len(run.to_pandas("clients")) == len(run.clients)
+    clients = run.to_pandas("clients")
+    assert len(clients) == len(run.clients)
+    mean = clients[clients["round"] == 2]["before.accuracy"].mean()
+    assert mean == pytest.approx(run.summary["accuracy"])
 
     real = builtins.__import__
 

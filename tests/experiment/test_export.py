@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+import sparsona
 from command import ok, refused
 from small import recipe
 from sparsona.core.arithmetic import arithmetic
@@ -321,6 +322,15 @@ def test_a_stranger_is_told_what_it_cannot_change(tmp_path):
     with pytest.raises(RunError, match="run: the model and the name of the method are fixed for a newcomer"):
         adapt(done, file, overrides=["model.name=digits-cnn"])
     assert "accuracy" in ok(*words, "method.keep=0.3", "--json").stdout
+
+
+def test_a_newcomer_has_all_metrics(tmp_path):
+    done = run(recipe("fedavg", rounds=1, task={"metrics": ["macro_f1", "accuracy"]}), tmp_path / "run")
+    np.savez(tmp_path / "new.npz", x=np.zeros((20, 8, 8), np.uint8), y=np.arange(20) % 10)
+    line, *_ = sparsona.adapt(done, tmp_path / "new.npz").render(80)
+    assert re.match(
+        r"macro F1 [\d.]+%, accuracy [\d.]+% on its test samples, adapted on \d+ training samples", str(line)
+    )
 
 
 def test_a_stranger_adapts(tmp_path):

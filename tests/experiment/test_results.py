@@ -166,6 +166,12 @@ def test_a_run_tells_recipe_versions_and_seed(done: Run) -> None:
     assert about["parameters"] == 64 * 64 + 64 + 64 * 10 + 10
 
 
+def score_of(row: dict[str, Any]) -> Score:
+    """A client's score from a row, which has its accuracy, too."""
+    assert row["accuracy"] == row["correct"] / row["samples"]
+    return Score(**{key: value for key, value in row.items() if key != "accuracy"})
+
+
 def test_rounds_and_clients_add_up(done: Run) -> None:
     each = list(done.rows("clients"))
     totals = dict.fromkeys(("down", "up", "paper_down", "paper_up", "flops", "forward"), 0)
@@ -177,7 +183,7 @@ def test_rounds_and_clients_add_up(done: Run) -> None:
         assert row["total"] == totals
         assert [c["client"] for c in of_round] == [0, 1, 2, 3]  # all of them are tested
         assert [c["client"] for c in of_round if "after" in c] == row["participants"]
-        scores = {c["client"]: Score(**c["before"]) for c in of_round}
+        scores = {c["client"]: score_of(c["before"]) for c in of_round}
         assert row["before"] == pytest.approx(metrics(scores))
     assert done.summary["total"] == totals
     assert done.summary["before"] == done.rounds[-1]["before"]
@@ -187,7 +193,7 @@ def test_after_local_training_counts_each_client_as_it_last_trained(done: Run) -
     latest: dict[int, Score] = {}
     for row in done.rows("clients"):
         if "after" in row:
-            latest[row["client"]] = Score(**row["after"])
+            latest[row["client"]] = score_of(row["after"])
     assert done.summary["after"] == pytest.approx(metrics(latest))
 
 

@@ -14,6 +14,7 @@ from sparsona.experiment.results import Run
 from sparsona.experiment.task import ACCURACY, Metric
 from sparsona.method import Method
 from sparsona.reports.display import Part
+from sparsona.reports.run_rows import other_metrics
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,6 +60,7 @@ class AdaptedModel:
         model: The model that was written; None if none was.
         records: All of this and more, as plain values.
         headline: The run's headline metric.
+        metrics: The run's other metrics.
     """
 
     client: int
@@ -67,6 +69,7 @@ class AdaptedModel:
     model: ExportedModel | None
     records: dict[str, Any]
     headline: Metric = ACCURACY
+    metrics: tuple[Metric, ...] = ()
 
     @property
     def score(self) -> float | None:
@@ -83,9 +86,10 @@ class AdaptedModel:
         return self.records
 
     def render(self, width: int) -> Iterator[Part]:
-        """The headline metric, and the file of the model."""
+        """All metrics, the headline first, and the file of the model."""
         if self.score is not None:
-            reached = f"{self.headline.title} {self.headline.text(self.score).replace(' ', '')}"
+            each = [(m.title, m.text(self.records.get(m.key)).replace(" ", "")) for m in (self.headline, *self.metrics)]
+            reached = ", ".join(f"{title} {value}" for title, value in each)
             yield f"{reached} on its test samples, adapted on {self.train_samples} training samples"
         if self.model is not None:
             yield from self.model.render(width)
@@ -155,7 +159,8 @@ def adapt(
     opened = _opened(run)
     records = exporting.adapt(opened, samples, path, overrides, data_dir, Objects(method, data, model))
     written, accuracy = _exported(records) if path is not None else None, records.get("accuracy")
-    return AdaptedModel(records["client"], records["train_samples"], accuracy, written, records, opened.headline)
+    main, metrics = opened.headline, other_metrics([opened])
+    return AdaptedModel(records["client"], records["train_samples"], accuracy, written, records, main, metrics)
 
 
 def _opened(run: Run | str | Path) -> Run:

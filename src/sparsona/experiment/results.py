@@ -246,12 +246,17 @@ class Run:
             return ()
 
     def rows(self, name: Literal["rounds", "clients", "timing", "fleet"]) -> Iterator[Row]:
-        """The rows of one of the journals, with client names; an incomplete last line is skipped."""
-        names = self.client_names if name == "clients" else ()
+        """The rows of one of the journals; an incomplete last line is skipped.
+
+        Rows of clients have their names, and accuracies beside the counts that the journal holds.
+        """
+        if name != "clients":
+            yield from self._rows(name)
+            return
+        names = self.client_names
         for row in self._rows(name):
-            yield (
-                {"round": row["round"], "client": row["client"], "name": names[row["client"]], **row} if names else row
-            )
+            named = {"round": row["round"], "client": row["client"], "name": names[row["client"]]} if names else {}
+            yield named | {key: _with_accuracy(value) for key, value in row.items()}
 
     def _rows(self, name: str) -> Iterator[Row]:
         if self._memory is not None:
@@ -332,13 +337,19 @@ class Run:
         for row in self.rows("clients"):
             score = row.get(self.point)
             if score is not None and score["samples"]:
-                known = metric == ACCURACY and score["correct"] is not None
-                last[row["client"]] = score["correct"] / score["samples"] if known else score.get(metric.key)
+                last[row["client"]] = score.get(metric.key)
         return {k: value for k, value in sorted(last.items()) if value is not None}
 
     def client_accuracy(self) -> dict[int, float]:
         """Each client's accuracy at its last evaluation; clients without test samples have none."""
         return self.client_scores(ACCURACY)
+
+
+def _with_accuracy(score: Any) -> Any:
+    """A client's score with its accuracy; whatever else a row holds as it is."""
+    if not isinstance(score, dict) or score.get("correct") is None or not score.get("samples"):
+        return score
+    return {"accuracy": score["correct"] / score["samples"], **score}
 
 
 _SUMMARY = ("name", "rounds", "point", "best", "total", "left_out")
