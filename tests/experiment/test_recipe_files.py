@@ -8,7 +8,7 @@ import pytest
 
 from sparsona.experiment.plan import load
 from sparsona.experiment.recipe import RecipeError
-from sparsona.experiment.recipe_files import read
+from sparsona.experiment.recipe_files import read, recipe_names
 
 PARENT = """
 name = "parent"
@@ -78,3 +78,11 @@ def test_without_drops_the_named_key_even_if_its_table_has_the_same_name(tmp_pat
     parent = PARENT + "[variants.variants.method]\nlr = 0.5\n"
     child = 'extends = "parent.toml"\nwithout = ["variants.variants"]\n'
     assert list(load(write(tmp_path, parent=parent, child=child))) == ["slow", "fast"]
+
+
+def test_recipes_of_ham10000_report_metrics_for_unequal_classes() -> None:
+    ours = {name: load(name) for name in recipe_names() if "ham10000" in str(read(name))}
+    recipes = [recipe for plan in ours.values() for recipe in plan.values() if recipe.data.source == "ham10000"]
+    assert recipes
+    for recipe in recipes:
+        assert {"balanced_accuracy", "auc"} <= set(recipe.task.metrics), recipe.name
