@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sparsona.api.fleet import trial as fleet_trial
     from sparsona.api.layer_masks import masks, measure_budgets
     from sparsona.api.models import AdaptedModel, ExportedModel, adapt, export
+    from sparsona.api.recipes import check_recipe
     from sparsona.api.reproduction import list_tables, plan_reproduction, reproduce
     from sparsona.api.run_list import RunInfo, RunList, list_runs
     from sparsona.api.runs import Plan, RunSet, RunStart, load, resume, resume_all, run
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from sparsona.experiment.checking import RecipeError
     from sparsona.experiment.loop import Progress
     from sparsona.experiment.recipe import Recipe
-    from sparsona.experiment.recipe import check as check_recipe
     from sparsona.experiment.results import Run, RunError
     from sparsona.methods import METHODS
     from sparsona.models import MODELS
@@ -120,7 +120,7 @@ _HOMES = {
     "RunStart": "sparsona.api.runs",
     "adapt": "sparsona.api.models",
     "check": "sparsona.api.catalogue",
-    "check_recipe": "sparsona.experiment.recipe:check",
+    "check_recipe": "sparsona.api.recipes",
     "compare": "sparsona.api.comparison",
     "export": "sparsona.api.models",
     "fleet_keys": "sparsona.api.fleet:make_keys",

@@ -39,7 +39,7 @@ def test_a_recipe_needs_no_model_and_no_method(tmp_path: Path) -> None:
     assert len(shown("a.toml")) == 3
     assert "variant x; other variants use different data" in ok("data", "a.toml").stdout
     assert "data.clients: 0 is not allowed; expected" in refused("data", "a.toml", "data.clients=0")
-    assert 'data.source: "nonsense" not found; expected a path, "package.module:name"' in refused("data", "nonsense")
+    assert 'data.source: "nonsense" not found; allowed: cifar10, ' in refused("data", "nonsense")
 
 
 def test_a_federation_shows_its_first_clients() -> None:

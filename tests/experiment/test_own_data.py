@@ -22,6 +22,8 @@ from sparsona.experiment.recipe import Recipe, RecipeError, check, tables
 from sparsona.experiment.results import Run, RunError
 from sparsona.experiment.runner import resume, run
 from sparsona.experiment.setup import newcomers, prepare
+from sparsona.methods import METHODS
+from sparsona.models.simple import Perceptron
 
 HERE = Path(__file__).parent.parent / "data"
 sys.path.append(str(HERE))
@@ -271,7 +273,7 @@ def test_a_newcomer_brings_what_runs_take(kind: str, tmp_path: Path) -> None:
         ("class", r"mine\.csv, row 2: gone in column 'died'; expected one of data\.classes, no, yes"),
         ("column", r"mine\.csv: no column 'dose', which .*encoding\.json has"),
         ("text", r'mine\.txt: data\.target: "class" is not allowed for a text file; expected "tokens"'),
-        ("name", r'data: source: "nowhere" not found; expected a path'),
+        ("name", r'data: source: "nowhere" not found; allowed: '),
         ("built-in", r"digits: is a built-in data set; expected a file, a folder or package\.module:name"),
     ],
 )
@@ -355,6 +357,23 @@ def test_a_path_is_data_too(tmp_path: Path) -> None:
         ValueError, match=r"h\.cvs: not a folder, and not a known kind of file; expected one that ends with \.npz"
     ):
         sparsona.run(recipe("digits"), data="h.cvs")
+
+
+def test_objects_stand_for_what_a_recipe_would_name(tmp_path: Path) -> None:
+    """Columns of a table that is given by keyword; no names of a method, a model and a run are needed."""
+    table = own.table(tmp_path / "a.csv", own.rows())
+    raw = {"rounds": 1, "data": {"label": "died", "client": "hospital"}, "engine": {"name": "local"}}
+    objects: dict[str, Any] = {"method": METHODS["ditto"](), "data": table, "model": Perceptron}
+    made = sparsona.run(raw, **objects)
+    assert made.recipe.name == "run"
+    assert made.client_names == own.HOSPITALS
+    assert sparsona.run(sparsona.check_recipe(raw, **objects), **objects).clients == made.clients
+    (tmp_path / "a.toml").write_text(tomli_w.dumps(raw))
+    assert sparsona.run(tmp_path / "a.toml", **objects).clients == made.clients
+    with pytest.raises(RecipeError, match=r'^data.label: .* "digits", .*; set data\.source, or leave it out'):
+        sparsona.run(raw, method=METHODS["ditto"](), model=Perceptron)
+    with pytest.raises(RecipeError, match=r"^method\.lr is not allowed together with a method given as an object"):
+        sparsona.check_recipe(raw | {"method": {"lr": 1.0}}, **objects)
 
 
 def test_whole_numbers_that_are_no_tokens_are_explained(tmp_path: Path) -> None:

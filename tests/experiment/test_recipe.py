@@ -13,7 +13,11 @@ import tomli_w
 
 from sparsona.experiment.recipe import Recipe, RecipeError, check, tables
 from sparsona.methods import METHODS
+from sparsona.models import MODELS
 
+SOME_METHODS, SOME_MODELS = (
+    f"{', '.join(sorted(names)[:5])} and {len(names) - 5} more, or package.module:Class" for names in (METHODS, MODELS)
+)
 BASE: dict[str, Any] = {"name": "x", "rounds": 3, "model": {"name": "digits-mlp"}, "method": {"name": "fedavg"}}
 
 
@@ -98,8 +102,9 @@ def changed(key: str, value: Any) -> dict[str, Any]:
             "lenett",
             'model.name: "lenett" not found; did you mean "lenet"?',
         ),
-        ("model", {}, "model.name is missing"),
-        ("method", {}, f"method.name is missing; allowed: {', '.join(sorted(METHODS))}"),
+        ("model", {}, f"model.name is missing; allowed: {SOME_MODELS}; list all with: sparsona models"),
+        ("method", {}, f"method.name is missing; allowed: {SOME_METHODS}; list all with: sparsona methods"),
+        ("dat", {"clients": 3}, 'dat: no such field; did you mean "data"?'),
         ("method", 3, "method: 3 is not allowed; expected a table"),
         ("data", [1], "data: [1] is not allowed; expected a table"),
         (
@@ -125,16 +130,17 @@ def test_a_bad_value_is_told_with_its_field_and_what_is_allowed(key: str, value:
     assert refused(changed(key, value)) == text
 
 
-def test_a_source_says_all_that_there_are() -> None:
-    text = refused(changed("data.source", "mnst"))
-    assert text.startswith('data.source: "mnst" not found; expected a path, "package.module:name"')
-    assert "of digits, mnist, " in text
-    assert text.endswith('; did you mean "mnist"?')
+def test_a_source_names_at_most_five() -> None:
+    assert refused(changed("data.source", "mnst")) == 'data.source: "mnst" not found; did you mean "mnist"?'
+    some = "cifar10, cifar100, digits, emnist-byclass, emnist-letters and 4 more"
+    own = 'or your own: a path or "package.module:name"'
+    assert refused(changed("data.source", "xyz")) == f'data.source: "xyz" not found; allowed: {some}, {own}'
 
 
-@pytest.mark.parametrize("field", ["name", "rounds"])
-def test_what_is_missing_is_named(field: str) -> None:
-    assert refused({k: v for k, v in BASE.items() if k != field}) == f"{field} is missing"
+def test_what_is_missing_is_named() -> None:
+    assert refused({k: v for k, v in BASE.items() if k != "rounds"}) == "rounds is missing"
+    assert check({k: v for k, v in BASE.items() if k != "name"}).name == "run"
+    assert refused({"dat": {}}) == 'dat: no such field; did you mean "data"?'
 
 
 def test_several_errors_of_one_table_come_in_one_line() -> None:

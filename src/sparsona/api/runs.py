@@ -18,7 +18,7 @@ from sparsona.experiment.engine import moved
 from sparsona.experiment.extension import check_extension
 from sparsona.experiment.loop import OnRound
 from sparsona.experiment.objects import Objects
-from sparsona.experiment.recipe import Recipe, ready, same_run, with_data
+from sparsona.experiment.recipe import Recipe, check, ready, same_run, with_data
 from sparsona.experiment.reproduce import TABLE, Reproduction
 from sparsona.experiment.results import Row, Run, vacant
 from sparsona.experiment.setup import check_place, names_of, prepare, sizes_of, verify
@@ -310,7 +310,7 @@ def load(recipe: str | Path, overrides: Iterable[str] = (), only: Sequence[str] 
 
 
 def run(
-    recipe: Recipe | str | Path,
+    recipe: Recipe | Mapping[str, Any] | str | Path,
     out: str | Path | None = None,
     *,
     method: Method | None = None,
@@ -322,7 +322,7 @@ def run(
     """Run one recipe. Objects that cannot be imported as package.module:name need ``engine.name = "local"``.
 
     Args:
-        recipe: A recipe of a plan, or the name or path of a recipe with one variant.
+        recipe: A recipe of a plan, plain tables of one run, or the name or path of a recipe with one variant.
         out: New run folder. Without it, results stay in memory.
         method: Your method, used instead of the one that the recipe names.
         data: Your data, used instead of ``data.source``: a path, arrays, a function or a federation.
@@ -342,9 +342,11 @@ def run(
         >>> run = sparsona.run(plan["personal"], "runs/personal", on_round=lambda p: print(p.round, p.seconds))
         >>> run.summary["accuracy"]
     """
-    if not isinstance(recipe, Recipe):
-        recipe = _single(load(recipe), recipe)
     objects = Objects(method, data, model)
+    if isinstance(recipe, Mapping):
+        recipe = check(recipe, objects=objects)
+    elif not isinstance(recipe, Recipe):
+        recipe = _single(str(recipe), objects)
     finished = runner.run(recipe, out, data_dir=data_dir, on_round=on_round, objects=objects)
     if out is not None:
         draw(finished)
@@ -483,12 +485,13 @@ def compared(runs: Sequence[Run], folder: Path, target: float | None = None) -> 
     return RunSet(tuple(runs), folder, compare(tested, where), tuple(gaining.gains(tested)), where)
 
 
-def _single(plan: Plan, name: str | Path) -> Recipe:
-    """The one run of a plan."""
-    if len(plan) > 1:
-        how = f"sparsona.load({str(name)!r})[{next(iter(plan))!r}]"
-        raise RecipeError(f"{name}: several variants, {', '.join(plan)}; choose one, for example {how}")
-    return next(iter(plan.values()))
+def _single(name: str, objects: Objects) -> Recipe:
+    """The one run of a recipe."""
+    titles = list(map(str, planning.variants(name)))
+    if len(titles) > 1:
+        how = f"sparsona.load({name!r})[{titles[0]!r}]"
+        raise RecipeError(f"{name}: several variants, {', '.join(titles)}; choose one, for example {how}")
+    return next(iter(planning.load(name, objects=objects).values()))
 
 
 def _extend_plan(folder: Path, rounds: int, data_dir: Path | None, engine: Mapping[str, Any] | None) -> None:

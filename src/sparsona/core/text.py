@@ -23,3 +23,12 @@ def meant(word: str, names: Iterable[str]) -> str:
     likely = [name for name, ratio in zip(close, ratios, strict=True) if ratio > ratios[0] - 0.05]
     quoted = [json.dumps(name, ensure_ascii=False) for name in likely]
     return f"; did you mean {' or '.join(filter(None, [', '.join(quoted[:-1]), quoted[-1]]))}?" if quoted else ""
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """The names closest to a word, or all if they are few, as the end of an error message: five at most."""
+    names = sorted(names)
+    if close := meant(word, names):
+        return close
+    more = f" and {len(names) - SUGGESTIONS} more" if len(names) > SUGGESTIONS else ""
+    return f"; allowed: {', '.join(names[:SUGGESTIONS])}{more}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated, Any, Literal, cast
 from annotated_types import Ge, Gt, Interval
 from typing_extensions import Doc
 
+from sparsona.core.text import nearest
 from sparsona.data.dataset import Target
 
 SOURCE_NAMES = (
@@ -196,12 +196,9 @@ class DataConfig:
         path = Path(self.source).expanduser()
         if path.exists() or path.suffix or path.is_absolute() or len(path.parts) > 1:
             return replace(self, source=str(path.resolve()))
-        close = difflib.get_close_matches(self.source, SOURCE_NAMES, 1, 0.5)
-        hint = f'; did you mean "{close[0]}"?' if close else ""
-        raise ValueError(
-            f'source: "{self.source}" not found; expected a path, "package.module:name", or one of '
-            f"{', '.join(SOURCE_NAMES)}{hint}"
-        )
+        known = nearest(self.source, SOURCE_NAMES)
+        own = "" if known.endswith("?") else ', or your own: a path or "package.module:name"'
+        raise ValueError(f'source: "{self.source}" not found{known}{own}')
 
     def _check_own(self) -> None:
         if self.built_in:
@@ -209,7 +206,7 @@ class DataConfig:
                 if getattr(self, name) is not None:
                     raise ValueError(
                         f'{name}: not allowed with the built-in source "{self.source}", '
-                        "only with your own data; leave it out"
+                        "only with your own data; set data.source, or leave it out"
                     )
         if self.args is not None and not self.plugin and not self.given:
             raise ValueError(

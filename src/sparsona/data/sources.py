@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from sparsona.core.text import nearest
 from sparsona.data.config import DataConfig
 from sparsona.data.dataset import DataError, Dataset
 from sparsona.data.files import ENVIRONMENT, Files, Source, TextOptions
@@ -92,7 +93,7 @@ def _read_folder(folder: Path, config: DataConfig) -> Dataset:
 def load(name: str, root: Path | None = None, *, vocabulary: int = 10_000, length: int = 256) -> Dataset:
     """A data set by name, from ``root`` or else the directory the environment variable SPARSONA_DATA names."""
     if name not in SOURCES:
-        raise ValueError(f'data.source: "{name}" not found; expected one of {", ".join(SOURCES)}')
+        raise ValueError(f'data.source: "{name}" not found{nearest(name, SOURCES)}')
     if vocabulary < 3:
         raise ValueError(
             f"data.vocabulary: {vocabulary} is not allowed; expected an int >= 3, as ids 0 to 2 are reserved"

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union
 
@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import Doc
 
 from sparsona.core.budgets import Between
-from sparsona.core.text import SUGGESTIONS, meant
+from sparsona.core.text import meant, nearest
 
 COMPARISON = "compare"  # where the variants of a recipe are compared, beside their runs
 RENAMED = {"pull": "mu", "pull_as": "proximal"}  # fields that had another name in earlier versions
@@ -34,7 +34,7 @@ class RecipeError(ValueError):
 
 def check_dataclass(kind: type[T], raw: Mapping[str, Any], **built: Any) -> T:
     """A dataclass from plain values, each checked, and from fields that are built already."""
-    _check_keys(kind, raw, "")
+    check_keys(kind, raw, "")
     hints = typing.get_type_hints(kind, include_extras=True)
     built |= {key: check_value(hints[key], value, key) for key, value in raw.items()}
     names = [f.name for f in dataclasses.fields(kind) if is_required(f)]  # type: ignore[arg-type]
@@ -48,7 +48,7 @@ def check_value(kind: Any, value: Any, path: str) -> Any:
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, dict):
             raise RecipeError(f"{path}: {shown(value)} is not allowed; expected a table")
-        _check_keys(kind, value, f"{path}.")
+        check_keys(kind, value, f"{path}.")
         for key, hint in typing.get_type_hints(kind, include_extras=True).items():
             _check_table(hint, value.get(key), f"{path}.{key}")
     check_plain(value, path)
@@ -59,6 +59,16 @@ def check_value(kind: Any, value: Any, path: str) -> Any:
         # a union reports an error for each of its members: each sentence once
         sentences = dict.fromkeys(_error_sentence(e, kind, path) for e in error.errors())
         raise RecipeError("; ".join(sentences)) from error
+
+
+def check_keys(kind: Any, table: Mapping[str, Any], prefix: str) -> None:
+    """Refuse keys that are no field of a dataclass."""
+    names = [f.name for f in dataclasses.fields(kind)]
+    for key in table:
+        if key not in names:
+            now = RENAMED.get(key)
+            hint = f'; it is now called "{now}"' if now in names else nearest(key, names)
+            raise RecipeError(f"{prefix}{key}: no such field{hint}")
 
 
 def fields_of_today(kind: type, recorded: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,19 +121,15 @@ def expected(kind: Any) -> str:
     return articles.get(words.partition(" ")[0], "") + words
 
 
-def nearest(word: str, names: Iterable[str]) -> str:
-    """The names closest to a word, or all if they are few, as the end of an error message: five at most."""
-    names = sorted(names)
-    if close := meant(word, names):
-        return close
-    more = f" and {len(names) - SUGGESTIONS} more" if len(names) > SUGGESTIONS else ""
-    return f"; allowed: {', '.join(names[:SUGGESTIONS])}{more}"
+def alternatives(word: str, names: Collection[str], kind: str, see: str = "") -> str:
+    """The names closest to a word or, if none is close, some and the form of a plug-in's name.
 
-
-def alternatives(word: str, names: Iterable[str], kind: str) -> str:
-    """The names closest to a word or, if none is close, all if they are few and the form of a plug-in's name."""
+    The command ``see`` lists all names.
+    """
     known = nearest(word, names)
-    return known if known.endswith("?") else f"{known}, or package.module:{kind}"
+    if known.endswith("?"):
+        return known
+    return f"{known}, or package.module:{kind}{f'; list all with: {see}' if see else ''}"
 
 
 def shown(value: Any) -> str:
@@ -165,16 +171,6 @@ def check_plain(value: Any, path: str) -> None:
             raise RecipeError(
                 f"{path}: {value} is not allowed; expected a string, a number, true, false, a list or a table"
             )
-
-
-def _check_keys(kind: Any, table: Mapping[str, Any], prefix: str) -> None:
-    """Refuse keys that are no field of a dataclass."""
-    names = [f.name for f in dataclasses.fields(kind)]
-    for key in table:
-        if key not in names:
-            now = RENAMED.get(key)
-            hint = f'; it is now called "{now}"' if now in names else nearest(key, names)
-            raise RecipeError(f"{prefix}{key}: no such field{hint}")
 
 
 def _error_sentence(error: Any, kind: Any, path: str) -> str:

@@ -122,7 +122,7 @@ def method_class(name: Any) -> type:
     if isinstance(name, str) and is_object(name):
         raise RecipeError(f"{where} is a Python object; pass it again, for example sparsona.resume(out, method=...)")
     if not isinstance(name, str) or ":" not in name:
-        raise RecipeError(f"{where} not found{alternatives(str(name), METHODS, 'Class')}")
+        raise RecipeError(f"{where} not found{alternatives(str(name), METHODS, 'Class', 'sparsona methods')}")
     try:
         kind = plugin("method.name", name)
     except ValueError as error:

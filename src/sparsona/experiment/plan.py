@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from sparsona.core.fields import Fraction, Natural
 from sparsona.data import DataConfig
 from sparsona.experiment.checking import RecipeError, check_name, check_value, nearest, shown
+from sparsona.experiment.objects import NO_OBJECTS, Objects
 from sparsona.experiment.overrides import Change, merged, parse_override, patched, split_key
 from sparsona.experiment.recipe import Recipe, check, located, tables
 from sparsona.experiment.recipe_files import default_name, read, recipe_names
@@ -34,17 +35,19 @@ class _Expanded:
     setting: Setting
 
 
-def load(name: str, overrides: Iterable[str] = (), only: Sequence[str] = ()) -> dict[str, Recipe]:
+def load(
+    name: str, overrides: Iterable[str] = (), only: Sequence[str] = (), objects: Objects = NO_OBJECTS
+) -> dict[str, Recipe]:
     """A recipe's checked runs by variant, with overrides (``key=value``); all of its variants, or ``only`` some.
 
-    A recipe without variants is one run under its own name.
+    A recipe without variants is one run under its own name. ``objects`` stand for what the recipe would name.
     """
     changes = [parse_override(text) for text in overrides]
     raw = variants(name, only, [keys for keys, _ in changes])
     recipes: dict[str, Recipe] = {}
     known: dict[str, str | None] = {}
     for variant in raw:
-        recipe = resolve(raw, variant, changes)
+        recipe = resolve(raw, variant, changes, objects)
         check_distinct(known, variant, recipe)
         recipes[recipe.name if variant is None else variant] = recipe
     return recipes
@@ -235,13 +238,18 @@ def _axes(sweep: Any, keys: Sequence[tuple[str, ...]]) -> list[list[_Choice]]:
     return axes
 
 
-def resolve(raw: Mapping[str | None, dict[str, Any]], variant: str | None, changes: Iterable[Change]) -> Recipe:
+def resolve(
+    raw: Mapping[str | None, dict[str, Any]],
+    variant: str | None,
+    changes: Iterable[Change],
+    objects: Objects = NO_OBJECTS,
+) -> Recipe:
     """One of a recipe's variants with the changes that are for all or for it, checked."""
     common, own = _changes(raw, variant, changes)
     if variant is None:
-        return check(patched(raw[None], common))
+        return check(patched(raw[None], common), objects=objects)
     try:
-        return check(patched(raw[variant], [*common, *own]))
+        return check(patched(raw[variant], [*common, *own]), objects=objects)
     except RecipeError as error:
         shared = [".".join(keys) for keys, _ in common if keys[0] in ("method", "topology")]
         only = f"to change only one variant, use variants.NAME.{shared[0]}=..." if shared else ""

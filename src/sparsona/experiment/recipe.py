@@ -14,7 +14,7 @@ from typing_extensions import Doc
 from sparsona.core.fields import Count, Fraction, Natural, Positive, PositiveShare
 from sparsona.core.topology import Topology
 from sparsona.data import OPEN, DataConfig
-from sparsona.experiment.checking import RecipeError, alternatives, check_dataclass, check_name, shown
+from sparsona.experiment.checking import RecipeError, alternatives, check_dataclass, check_keys, check_name, shown
 from sparsona.experiment.engine import DECIDING, EngineConfig, check_placement
 from sparsona.experiment.objects import (
     NO_OBJECTS,
@@ -26,6 +26,7 @@ from sparsona.experiment.objects import (
     check_newcomers,
     is_object,
     is_ours,
+    method_name,
     method_of,
     method_table,
     model_name,
@@ -116,7 +117,7 @@ class ResultsConfig:
 class Recipe:
     """Everything that decides a run's result, and where it is computed."""
 
-    name: Annotated[str, Doc("names the run folder; default the name of the file")]
+    name: Annotated[str, Doc("names the run folder; default: the name of the file")]
     description: Annotated[str, Doc("shown by `sparsona recipes`")] = ""
     seed: Annotated[Natural, Doc("decides every random draw")] = 1
     rounds: Annotated[Count, Doc("how many rounds to train")]
@@ -131,26 +132,24 @@ class Recipe:
     results: ResultsConfig = field(default_factory=ResultsConfig)
 
 
-def check(raw: Mapping[str, Any], *, imports: bool = True) -> Recipe:
+def check(raw: Mapping[str, Any], *, imports: bool = True, objects: Objects = NO_OBJECTS) -> Recipe:
     """A recipe from plain tables; raises RecipeError if anything in it is not allowed.
 
     Without ``imports``, for reading only, a method that names a plug-in stays a name with fields, and fields may have
-    the names of earlier versions.
+    the names of earlier versions. ``objects`` stand for what the tables would name.
     """
     if not isinstance(raw, Mapping):
         raise RecipeError(f"recipe: {shown(raw)} is not allowed; expected a table")
-    table = raw.get("method", {})
-    if not isinstance(table, dict):
-        raise RecipeError(f"method: {shown(table)} is not allowed; expected a table")
-    if "name" not in table:
-        raise RecipeError(f"method.name is missing; allowed: {', '.join(sorted(METHODS))}")
-    method = method_of(table, imports=imports)
-    rest = {"model": {}} | {k: v for k, v in raw.items() if k != "method"}
-    recipe = check_dataclass(Recipe, rest, method=method)
+    check_keys(Recipe, raw, "")
+    method = _method(raw.get("method", {}), imports, objects)
+    rest = {"name": "run", **_named(raw, objects)}
+    recipe = check_dataclass(Recipe, {k: v for k, v in rest.items() if k != "method"}, method=method)
     check_name("name", recipe.name)
     model = recipe.model.name
     if ":" not in model and model not in MODELS and not is_object(model):
-        raise RecipeError(f"model.name: {shown(model)} not found{alternatives(model, MODELS, 'Class')}")
+        raise RecipeError(
+            f"model.name: {shown(model)} not found{alternatives(model, MODELS, 'Class', 'sparsona models')}"
+        )
     try:
         recipe.task.main.check_target("evaluate.target", recipe.evaluate.target)
     except ValueError as error:
@@ -164,7 +163,40 @@ def check(raw: Mapping[str, Any], *, imports: bool = True) -> Recipe:
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, partition_file=file))
     recipe = _check_sampler(recipe)
     check_placement(recipe.engine)
-    return recipe if isinstance(method, NamedMethod) else _check_method(recipe, f"method.name = {shown(table['name'])}")
+    if isinstance(method, NamedMethod):
+        return recipe
+    return _check_method(recipe, f"method.name = {shown(method_name(method))}")
+
+
+def _method(table: Any, imports: bool, objects: Objects) -> Method:
+    """The method that is given as an object, or else the one that the section [method] describes."""
+    if not isinstance(table, dict):
+        raise RecipeError(f"method: {shown(table)} is not allowed; expected a table")
+    if objects.method is None:
+        if "name" not in table:
+            what = alternatives("", METHODS, "Class", "sparsona methods")
+            raise RecipeError(f"method.name is missing{what}")
+        return method_of(table, imports=imports)
+    if table and "name" not in table:
+        key = next(iter(table))
+        raise RecipeError(
+            f"method.{key} is not allowed together with a method given as an object; set it there, {key}=..."
+        )
+    check_class(type(objects.method), "method")
+    return objects.method
+
+
+def _named(raw: Mapping[str, Any], objects: Objects) -> dict[str, Any]:
+    """The tables of a recipe with the names of objects that are given in place of a source or a model."""
+    named: dict[str, Any] = {"model": {}, **raw}
+    if objects.data is not None and isinstance(table := named.get("data", {}), dict):
+        path = isinstance(objects.data, (str, Path))
+        named["data"] = {**table, "source": str(objects.data) if path else object_name(objects.data)}
+    if objects.model is not None and isinstance(table := named["model"], dict):
+        named["model"] = {**table, "name": object_name(objects.model)}
+    if named["model"] == {}:
+        raise RecipeError(f"model.name is missing{alternatives('', MODELS, 'Class', 'sparsona models')}")
+    return named
 
 
 def ready(recipe: Recipe, objects: Objects = NO_OBJECTS) -> Recipe:
