@@ -42,7 +42,6 @@ REASONS = {
 DATA = os.environ.get("SPARSONA_DATA", "")
 SHELL = ("sh", "console", "bash")
 # their programs are run by other tests, or are pieces of one
-UNMARKED = {"fedpse.md", "fedspa.md", "pfedgate.md", "write-a-method.md"}
 OWN = re.compile(r"\w:\w|\.(txt|csv|json)\b")  # in an override: code or a file of the reader's own
 TEST = ("test", "run")
 
@@ -120,7 +119,7 @@ def test_blocks_are_run_or_say_why_not(page: str) -> None:
         if language in SHELL:
             assert kind == "test", f"{page}: <!-- test: run -->, or {', '.join(REASONS)}, is missing before\n{text}"
             assert value == "run" or value in REASONS, f"{page}: {value}"
-        elif language == "python" and page not in UNMARKED:
+        elif language == "python":
             assert kind in ("test", "file", "example"), f"{page}: a comment is missing before\n{text}"
             assert kind != "test" or value == "run" or value in REASONS, f"{page}: {value}"
             ast.parse(text)
