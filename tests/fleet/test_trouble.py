@@ -374,7 +374,7 @@ def test_a_device_that_lost_its_state_begins_anew_on_both_sides(method, tmp_path
     lose_state(world, 1)
     done = world.run(everyone(method, rounds=4), tmp_path / "fleet")
     assert [row["left_out"] for row in done.rounds] == [[], [2], [], []]
-    assert done.rounds[1]["why_left_out"]["2"].startswith("begins anew: version 0-")
+    assert done.rounds[1]["why_left_out"]["2"].startswith("restarted without its state: version 0-")
     versions = json.loads((tmp_path / "fleet" / "state" / "versions.json").read_text())
     assert versions["2"].startswith("1-")  # two rounds since
     assert versions["1"].startswith("3-")
@@ -391,7 +391,7 @@ def test_a_device_that_lost_its_state_does_not_stop_a_run_that_needs_it(method, 
     assert [list(row.get("began_anew", {})) for row in done.rounds] == [[], ["2"], [], []]
     (event,) = [e for e in events(tmp_path / "fleet") if e["event"] == "began anew"]
     assert (event["client"], event["round"]) == (2, 2)
-    assert event["why"].startswith("begins anew: version 0-")
+    assert event["why"].startswith("restarted without its state: version 0-")
     assert trained(tmp_path / "fleet") == [3, 3, 2, 3, 3, 3]
 
 
@@ -405,7 +405,7 @@ def test_a_device_that_loses_its_state_again_and_again_ends_the_run(tmp_path):
         return answer
 
     world.lie = lie
-    with pytest.raises(TooFew, match="round 2 has 5 answers; expected at least 6: client 2: begins anew: all"):
+    with pytest.raises(TooFew, match="round 2 has 5 answers; expected at least 6: client 2: restarted without its state: all"):
         world.run(everyone(fleet={"min_answers": 6}), tmp_path / "fleet")
 
 

@@ -185,7 +185,7 @@ class FleetEngine:
                 if head.get(key) != value:
                     raise CodecError(f"an answer to something else: {key} is {head.get(key)!r}, not {value!r}")
             if "lost" in head:
-                return Result(k, absent=Absent(f"begins anew: {str(head['lost'])[:300]}", reset=True))
+                return Result(k, absent=Absent(f"restarted without its state: {str(head['lost'])[:300]}", reset=True))
             dim = self.device.task.layout.dim
             limit = decoded_bound(0, dim, self.max_bytes)
             if "bytes" in one.job.wants and sum(map(len, blobs)) > limit:  # it would be passed on to all its peers
