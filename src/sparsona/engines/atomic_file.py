@@ -39,7 +39,9 @@ def _put(path: Path, raw: bytes, mode: int = 0o666) -> None:
 
 
 def _sync_names(path: Path) -> None:
-    """Have the names in a folder on the disk, too."""
+    """Have the names in a folder on the disk, too; Windows opens no folders, and writes names itself."""
+    if os.name == "nt":
+        return
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
