@@ -59,7 +59,7 @@ def stopped(r: Recipe, folder: Path, after: int = 1) -> None:
             'engine.device: ["cuda:0", "cuda:1"] is for worker processes, and engine.name = "local" has none; expected '
             'one device, or "pool"',
         ),
-        ({"device": 0}, "engine.device: 0 is not allowed; expected a string or list of string"),
+        ({"device": 0}, "engine.device: 0 is not allowed; expected a string or list of strings"),
         ({"workers": 0}, 'engine.workers: 0 is not allowed; expected an int >= 1 or "auto"'),
         ({"workers": "many"}, 'engine.workers: "many" is not allowed; expected an int >= 1 or "auto"'),
         ({"device_cache": 0}, "engine.device_cache: 0 is not allowed; expected a float > 0"),

@@ -64,7 +64,36 @@ def changed(key: str, value: Any) -> dict[str, Any]:
         ("method.lr", float("inf"), "method.lr: inf is not allowed; expected a finite float"),
         ("method.lr_steps", [0.5, float("-inf")], "method.lr_steps[1]: -inf is not allowed; expected a finite float"),
         ("method.lr_steps", [0.5, 2], "method.lr_steps[1]: 2 is not allowed; expected a float in [0, 1]"),
-        ("method.lr_steps", 0.5, "method.lr_steps: 0.5 is not allowed; expected a list of float in [0, 1]"),
+        (
+            "method.lr_steps",
+            0.5,
+            "method.lr_steps: 0.5 is not allowed; expected a list of floats in [0, 1]; for example method.lr_steps='[0.5]'",
+        ),
+        (
+            "task.metrics",
+            "auc, accuracy",
+            'task.metrics: "auc, accuracy" is not allowed; expected a list of strings; '
+            """for example task.metrics='["auc", "accuracy"]'""",
+        ),
+        (
+            "evaluate.points",
+            "before",
+            'evaluate.points: "before" is not allowed; expected a list of one of "before", "after", "shared", '
+            """"finished"; for example evaluate.points='["before"]'""",
+        ),
+        ("data.copies", "1,x", 'data.copies: "1,x" is not allowed; expected a list of ints >= 1'),
+        (
+            "method.optimiser_args",
+            "momentum=0.9",
+            'method.optimiser_args: "momentum=0.9" is not allowed; expected a table; '
+            "for example method.optimiser_args='{key = value}'",
+        ),
+        (
+            "method.optimiser_args",
+            {"momentum": 0.9},
+            'method.optimiser_args.momentum: only for classes of torch.optim, not for optimiser = "sgd"; '
+            'use the fields momentum and weight_decay, or optimiser = "SGD" of torch.optim',
+        ),
         ("method.momentum", 1.5, "method.momentum: 1.5 is not allowed; expected a float in [0, 1]"),
         ("method.clip", 0, "method.clip: 0 is not allowed; expected a float > 0"),
         ("method.clip", "no", 'method.clip: "no" is not allowed; expected a float > 0'),

@@ -325,7 +325,7 @@ def test_draws_follow_their_weights():
         ({"density": {"values": []}}, "method.density.values: [] is not allowed; expected at least one value"),
         (
             {"density": "half"},
-            'method.density: "half" is not allowed; expected a float in (0, 1] or list of float in (0, 1] or table',
+            'method.density: "half" is not allowed; expected a float in (0, 1] or list of floats in (0, 1] or table',
         ),
         ({"search": "dts"}, 'method.search: "dts" not found; expected dst, rsm or package.module:name'),
         (

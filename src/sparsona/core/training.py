@@ -101,10 +101,11 @@ class Training(SgdTraining):
                         f"optimiser_args.{name}: not allowed together with {name} = {value}; remove one of them"
                     )
         elif self.optimiser_args:
-            key, names = next(iter(self.optimiser_args)), "momentum" if self.optimiser == "sgd" else "beta1, epsilon"
+            key = next(iter(self.optimiser_args))
+            kind, names = ("SGD", "momentum") if self.optimiser == "sgd" else ("Adam", "beta1, beta2, epsilon")
             raise ValueError(
                 f'optimiser_args.{key}: only for classes of torch.optim, not for optimiser = "{self.optimiser}"; '
-                f"use the fields {names}"
+                f'use the fields {names} and weight_decay, or optimiser = "{kind}" of torch.optim'
             )
 
 

@@ -107,7 +107,7 @@ def allowed(kind: Any) -> str:
     if origin is tuple:
         if arguments[-1] is not Ellipsis:
             return f"[{', '.join(map(allowed, arguments))}]"
-        return f"list of {allowed(arguments[0])}"
+        return "list of " + re.sub(r"^(string|int|float)\b", r"\1s", allowed(arguments[0]))
     words = {bool: "true or false", int: "int", float: "float", str: "string"}
     if dataclasses.is_dataclass(kind):
         return f"table with {' and '.join(f.name for f in dataclasses.fields(kind))}"
@@ -191,7 +191,7 @@ def _error_sentence(error: Any, kind: Any, path: str) -> str:
     if what.endswith(("_type", "_parsing", "_from_float")) or what in _RANGES:
         return (
             f"{where}: {shown(error['input'])} is not allowed; "
-            f"expected {expected(kind)}{_suggestion(error['input'], kind)}"
+            f"expected {expected(kind)}{_suggestion(error['input'], kind) or _form(where, error['input'], kind)}"
         )
     return f"{where}: {shown(error['input'])} is not allowed; {error['msg'][:1].lower()}{error['msg'][1:]}"
 
@@ -209,6 +209,23 @@ def _suggestion(value: Any, kind: Any) -> str:
     if isinstance(value, (int, float)) and value > 1 and Between in _members(kind):
         return "; a share of 1 is the whole body or model"
     return meant(value, words) if isinstance(value, str) else ""
+
+
+def _form(where: str, value: Any, kind: Any) -> str:
+    """How a list or a table is written on a command line, as the end of an error message about a plain value."""
+    if isinstance(value, (list, dict)):
+        return ""
+    items = [item.strip() for item in str(value).split(",")]
+    for member in _members(kind):
+        if typing.get_origin(member) is tuple:
+            numbers = allowed(typing.get_args(member)[0]).startswith(("int", "float"))
+            if numbers and all(re.fullmatch(r"[-+.\de]+", item) for item in items):
+                return f"; for example {where}='[{', '.join(items)}]'"
+            if not numbers and isinstance(value, str):
+                return f"; for example {where}='{shown(items)}'"
+        if typing.get_origin(member) in (dict, Mapping):
+            return f"; for example {where}='{{key = value}}'"
+    return ""
 
 
 def _bounds(metadata: Iterable[Any]) -> str:
