@@ -405,7 +405,9 @@ def test_a_device_that_loses_its_state_again_and_again_ends_the_run(tmp_path):
         return answer
 
     world.lie = lie
-    with pytest.raises(TooFew, match="round 2 has 5 answers; expected at least 6: client 2: restarted without its state: all"):
+    with pytest.raises(
+        TooFew, match="round 2 has 5 answers; expected at least 6: client 2: restarted without its state: all"
+    ):
         world.run(everyone(fleet={"min_answers": 6}), tmp_path / "fleet")
 
 
