@@ -67,7 +67,8 @@ def changed(key: str, value: Any) -> dict[str, Any]:
         (
             "method.lr_steps",
             0.5,
-            "method.lr_steps: 0.5 is not allowed; expected a list of floats in [0, 1]; for example method.lr_steps='[0.5]'",
+            "method.lr_steps: 0.5 is not allowed; expected a list of floats in [0, 1]; "
+            "for example method.lr_steps='[0.5]'",
         ),
         (
             "task.metrics",

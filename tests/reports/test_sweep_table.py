@@ -53,6 +53,20 @@ def test_rows_are_means_and_deviations_worked_out_by_hand(tmp_path: Path) -> Non
     assert (one["reached"], one["rounds_to_target_mean"], one["rounds_to_target_std"]) == (1, 2, None)
 
 
+def test_seeds_of_data_are_averaged_over_unless_seeds_are_listed(tmp_path: Path) -> None:
+    runs, made = some(tmp_path)
+    of_data = {run: Setting(None, {"data.seed": n}) for n, run in enumerate(made.of(runs), start=1)}
+    sheet = compare_sweep(of_data)
+    (row,) = sheet.json()
+    assert row["seeds"] == 4
+    assert row["accuracy_mean"] == pytest.approx((0.7 + 0.6 + 0.725 + 0.7) / 4)
+    assert "data.seed" not in row
+    assert sheet.notes == ("± is the standard deviation over seeds of the partition, with one seed of training",)
+    both = {run: Setting(None, {"data.seed": n % 2, "seed": n // 2}) for n, run in enumerate(runs)}
+    rows = compare_sweep(both).json()
+    assert [(row["data.seed"], row["seeds"]) for row in rows] == [(0, 2), (1, 2)]
+
+
 def test_tables_for_reading_and_for_machines(tmp_path: Path) -> None:
     runs, made = some(tmp_path, target=0.65)
     sheet = compare_sweep(made.of(runs))

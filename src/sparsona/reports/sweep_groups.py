@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,19 +43,26 @@ def group(
 ) -> list[Group]:
     """Finished runs by all that sets them apart but the seed; runs in which no client was ever tested are left out."""
     labels = short_labels(swept_keys(settings.values()))
+    seed = seed_key(settings.values())
     members_of: dict[str, tuple[Setting, list[Run]]] = {}
     for run, setting in settings.items():
         if run.tested:
-            bare = Setting(setting.variant, {k: v for k, v in setting.values.items() if k != "seed"})
+            bare = Setting(setting.variant, {k: v for k, v in setting.values.items() if k != seed})
             members_of.setdefault(json.dumps([bare.variant, bare.values]), (bare, []))[1].append(run)
     groups = []
     for setting, members in members_of.values():
         places = setting_texts(setting, labels)
         row: Row = {"group": setting_title(places) or members[0].recipe.name, "variant": setting.variant}
-        row |= {key: setting.values.get(key) for key in labels if key != "seed"}
+        row |= {key: setting.values.get(key) for key in labels if key != seed}
         row |= _measures(members, target, device)
         groups.append(Group(places, setting.values, tuple(members), row, members[0].headline))
     return groups
+
+
+def seed_key(settings: Iterable[Setting]) -> str:
+    """The key whose values are averaged over: seed, or data.seed where that is listed instead."""
+    keys = swept_keys(settings)
+    return "data.seed" if "data.seed" in keys and "seed" not in keys else "seed"
 
 
 def _measure_names(runs: Sequence[Run]) -> Iterator[str]:
@@ -86,4 +93,4 @@ def _measures(runs: Sequence[Run], target: float | None, device: DeviceModel | N
     return out
 
 
-__all__ = ["Group", "group"]
+__all__ = ["Group", "group", "seed_key"]

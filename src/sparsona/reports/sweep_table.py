@@ -16,7 +16,7 @@ from sparsona.reports.participation import unequal
 from sparsona.reports.run_rows import flop_notes, headline_of, other_metrics, undefined_notes
 from sparsona.reports.sheet import Column, Row, Sheet, amount, as_text, flop_unit, scaled_amount, target_columns
 from sparsona.reports.sweep_figures import draw_sweep
-from sparsona.reports.sweep_groups import Group, group
+from sparsona.reports.sweep_groups import Group, group, seed_key
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def compare_sweep(
     groups = group(settings, target, device)
     labels = short_labels(swept_keys(settings.values()))
     columns = [("variant", "variant")] if any(s.variant is not None for s in settings.values()) else []
-    columns += [(key, label) for key, label in labels.items() if key != "seed"]
+    columns += [(key, label) for key, label in labels.items() if key != seed_key(settings.values())]
     names = dict.fromkeys(key for g in groups for key in g.row)
     rows = tuple({key: g.row.get(key) for key in names} for g in groups)
     notes = tuple(_notes(settings, groups, labels, main))
@@ -90,12 +90,14 @@ def compare_sweep(
         raise RunError(f"cannot write the tables of the sweep into {out}: {error.strerror}") from error
 
 
-def _notes(runs: Iterable[Run], groups: Sequence[Group], known: Collection[str], main: Metric) -> Iterator[str]:
+def _notes(
+    settings: Mapping[Run, Setting], groups: Sequence[Group], known: Collection[str], main: Metric
+) -> Iterator[str]:
     several = [g for g in groups if g.row[f"{main.key}_std"] is not None]
     if several:
-        yield f"± is the standard deviation over seeds{variance([run for g in several for run in g.runs])}"
+        yield f"± is the standard deviation over seeds{variance(settings, [run for g in several for run in g.runs])}"
     untested: dict[str, list[str]] = {}
-    for run in runs:
+    for run in settings:
         if not run.tested:
             untested.setdefault(run.why_untested, []).append(run.path.name)
     for why, left in untested.items():
@@ -108,8 +110,10 @@ def _notes(runs: Iterable[Run], groups: Sequence[Group], known: Collection[str],
         yield from flop_notes(first, names)
 
 
-def variance(runs: Iterable[Run]) -> str:
-    """What differs between the seeds of runs: training and partition, or training on one partition."""
+def variance(settings: Mapping[Run, Setting], runs: Iterable[Run]) -> str:
+    """What differs between the seeds of runs: training and partition, or one of them."""
+    if seed_key(settings.values()) == "data.seed":
+        return " of the partition, with one seed of training"
     fixed = {run.recipe.data.seed is not None or run.recipe.data.partition == "file" for run in runs}
     if fixed == {True}:
         return " of training, with one partition"
