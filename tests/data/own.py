@@ -85,6 +85,11 @@ def samples(n: int = 90) -> dict[str, np.ndarray]:
     return arrays(n)
 
 
+def needy(n: int, seed: int) -> dict[str, np.ndarray]:
+    """What a recipe can name with an argument: own:needy."""
+    return arrays(n + seed)
+
+
 def seeded(seed: int) -> dict[str, np.ndarray]:
     """What a recipe can name: own:seeded, whose inputs are all the seed."""
     return {"x": np.full((30, 4), seed, np.float32), "y": np.arange(30) % 3}

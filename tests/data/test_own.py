@@ -330,7 +330,7 @@ def test_arguments_of_a_function() -> None:
     assert len(fleet(f"{__name__}:pair", args={"n": 90}, clients=2).dataset) == 90
     with pytest.raises(
         DataError,
-        match=r"""data\.source: "test_own:pair" failed: TypeError: pair\(\) got an unexpected keyword argument 'm'""",
+        match=r'^data\.args\.m: no such argument of "test_own:pair"; allowed: n, seed$',
     ):
         fleet(f"{__name__}:pair", args={"m": 90}, clients=2)
     with pytest.raises(

@@ -359,6 +359,14 @@ def test_a_path_is_data_too(tmp_path: Path) -> None:
         sparsona.run(recipe("digits"), data="h.cvs")
 
 
+def test_arguments_of_a_function_are_named() -> None:
+    with pytest.raises(ValueError, match=r'"own:needy" needs the argument n; set it in \[data\.args\], as n = \.\.\.$'):
+        run(recipe("own:needy"))
+    unknown = r'^data\.args\.clint: no such argument of "own:federation"; did you mean "clients"\?$'
+    with pytest.raises(ValueError, match=unknown):
+        run(recipe("own:federation", data={"args": {"clint": 3}}))
+
+
 def test_objects_stand_for_what_a_recipe_would_name(tmp_path: Path) -> None:
     """Columns of a table that is given by keyword; no names of a method, a model and a run are needed."""
     table = own.table(tmp_path / "a.csv", own.rows())

@@ -196,6 +196,18 @@ def test_a_module_is_copied_and_its_weights_are_the_start():
     assert all(torch.equal(t, before[name]) for name, t in module.state_dict().items())
 
 
+def test_a_model_that_fails_is_named_by_its_class_or_function():
+    class Small(nn.Linear):
+        pass
+
+    def made():
+        return Small(3, 10)
+
+    for model, name in ((Small(3, 10), "Small"), (made, "made")):
+        with pytest.raises(ValueError, match=rf'^model "{name}" does not fit inputs of shape'):
+            sparsona.run(small.recipe(), model=model)
+
+
 def test_a_run_is_resumed_with_its_own_model(tmp_path):
     def stop(progress):
         raise KeyboardInterrupt

@@ -97,9 +97,14 @@ def model_maker(name: str, objects: Objects) -> str | Callable[..., nn.Module]:
     if objects.model is None:
         where = f"model.name: {shown(name)}"
         raise RecipeError(f"{where} is a Python object; pass it again, for example sparsona.resume(out, model=...)")
-    if isinstance(given := objects.model, nn.Module):
-        return lambda: copy.deepcopy(given)  # a run must not change the user's own
-    return cast(Callable[..., nn.Module], given)
+    if not isinstance(given := objects.model, nn.Module):
+        return cast(Callable[..., nn.Module], given)
+
+    def copied() -> nn.Module:
+        return copy.deepcopy(given)  # a run must not change the user's own
+
+    copied.__qualname__ = type(given).__qualname__  # errors name it
+    return copied
 
 
 def method_of(table: Mapping[str, Any], *, imports: bool) -> Method:

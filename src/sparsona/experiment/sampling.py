@@ -127,7 +127,8 @@ def _read_trace(path: Path, clients: int, names: Sequence[str]) -> Trace:
                 client, first, last = _stay(row, f"fleet.trace: {path}, line {reader.line_num}", numbers)
                 trace.setdefault(client, []).append((first, last))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise RecipeError(f"fleet.trace: {shown(str(path))} cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise RecipeError(f"fleet.trace: {shown(str(path))} cannot be read: {why}") from error
     return trace
 
 

@@ -109,7 +109,8 @@ def build(
     if not shape or min(shape) < 1:
         raise ValueError(f"shape: {shape} is not allowed; expected one or more ints >= 1, such as (3, 32, 32)")
     make, hint = _find(name) if isinstance(name, str) else (name, "")
-    name = name if isinstance(name, str) else getattr(name, "__qualname__", type(name).__qualname__)
+    if not isinstance(name, str):
+        name = str(getattr(name, "__qualname__", type(name).__qualname__)).rpartition("<locals>.")[2]
     given: dict[str, object] = {"classes": classes, "shape": shape}
     if vocabulary is not None:
         given["vocabulary"] = vocabulary

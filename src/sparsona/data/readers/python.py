@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset
 
 from sparsona.core.imports import plugin
-from sparsona.core.text import one_line
+from sparsona.core.text import nearest, one_line
 from sparsona.data.arrays import from_arrays
 from sparsona.data.config import DataConfig
 from sparsona.data.dataset import DataError, Dataset
@@ -51,14 +52,28 @@ def call(config: DataConfig, seed: int, root: Path | None, value: Any = None) ->
         return target
     given = dict(config.args or {})
     try:
-        takes = set(inspect.signature(target).parameters)
+        takes = inspect.signature(target).parameters
     except (TypeError, ValueError):  # a builtin
-        takes = set()
+        takes = MappingProxyType({})
     given |= {k: v for k, v in (("seed", seed), ("root", root)) if k in takes and k not in given}
+    _check_args(config.source, given, takes)
     try:
         return target(**given)
     except Exception as error:  # whatever a stranger's function raises
         raise DataError(f"{where} failed: {type(error).__name__}: {one_line(error)}") from error
+
+
+def _check_args(source: str, given: Mapping[str, Any], takes: Mapping[str, inspect.Parameter]) -> None:
+    """Refuse arguments that a function does not take, and ask for those that it needs."""
+    kinds = {parameter.kind for parameter in takes.values()}
+    named = [n for n, p in takes.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    for key in given:
+        if takes and key not in named and inspect.Parameter.VAR_KEYWORD not in kinds:
+            raise DataError(f'data.args.{key}: no such argument of "{source}"{nearest(key, named)}')
+    for name in named:
+        if takes[name].default is inspect.Parameter.empty and name not in given:
+            how = f"set it in [data.args], as {name} = ..."
+            raise DataError(f'data.source: "{source}" needs the argument {name}; {how}')
 
 
 def is_federation(value: Any) -> bool:
