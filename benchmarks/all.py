@@ -106,9 +106,9 @@ HOW = """\
   CIFAR-10 (256,830 weights) on one thread. pFedGate uses ten blocks of rows per layer and a budget per layer; the gate
   is included; clipping, momentum and weight decay are those of the recipes. Time is the median ratio of runs of ten
   steps that take turns. Memory is the most that a step allocates at once. *With what is held* adds weights, gradients
-  and momentum of model and gate. A LeNet of half the width, without a gate, shows the possible saving. At batch size 32
-  the gate (half as large as the model), its steps and the choice of blocks cost nearly as much as dropped units save,
-  because this cost does not shrink with the batch.
+  and momentum of model and gate. A LeNet of half the width, without a gate, shows the possible saving. The gate, its
+  steps and the choice of blocks take about 2 ms per step on any processor. The faster its convolutions are, the less
+  there is to save: `ONEDNN_MAX_CPU_ISA=AVX2 python benchmarks/gate.py` shows the same processor without AVX-512.
 - **masks** ([masks.py](../benchmarks/masks.py)): layer masks of PerFedMask by the default solver, in seconds on one
   core. *Different devices* have budgets drawn from 0.3 of the body to all of it, and layer sizes over two decades. With
   *layers of even sizes*, budgets are drawn from 0.4. The best of 200 random masks has an objective of about 1 and 0.76
