@@ -105,7 +105,7 @@ RENAMED_KEYS: dict[str, str] = {}
 # Keys of JSON and CSV headers that are new in tables of results.
 ADDED_KEYS = {
     "clients",
-    "device",
+    "devices",
     "precision",
     "clients_per_round",
     "never_trained",
@@ -146,7 +146,8 @@ RENAMED_TYPES: dict[str, tuple[str, ...]] = {}
 
 _LABELS = "titles, labels and legends of figures have other words"
 
-# Files, as "case/path" with wildcards, whose contents are meant to differ, with the reason. Keep it empty.
+# Files, as "case/path" with wildcards, whose contents are meant to differ from the base, with the reason. A new base
+# empties it; until then a line is added only together with the change of results that it explains.
 CHANGED_ON_PURPOSE: dict[str, str] = {
     "*/state/progress.json": "new: what a finished run needs besides its values to get more rounds",
     "*.tex": "new: tables as LaTeX",
