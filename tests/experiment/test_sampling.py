@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from small import recipe
 from sparsona.core.rng import Rng
@@ -279,6 +280,29 @@ def test_who_is_tested() -> None:
     for mine, whole in zip(part.rounds, everyone.rounds, strict=True):
         assert mine["after"] == whole["after"]
         assert mine["total"] == whole["total"]
+
+
+@pytest.mark.parametrize("engine", ["local", "pool"])
+def test_scores_on_validation_samples(engine: str) -> None:
+    """The run is the same but for its scores, and those are of the samples that are held for validation."""
+    evaluate = {"points": ["before", "after", "shared"]}
+    plain = run(recipe("fedavg", evaluate=evaluate, engine=engine))
+    held = run(recipe("fedavg", evaluate={**evaluate, "samples": "validation"}, engine=engine))
+    device, fleet = prepare(recipe("fedavg"))
+    scores = {row["client"]: row["before"]["samples"] for row in held.clients if row["round"] == 3}
+    assert scores == {k: len(fleet.local(k).validation) for k in range(fleet.clients)}
+    assert [row["total"] for row in held.rounds] == [row["total"] for row in plain.rounds]
+    assert [row["participants"] for row in held.rounds] == [row["participants"] for row in plain.rounds]
+    for point in ("before", "after", "shared"):
+        assert held.rounds[-1][point]["loss"] != plain.rounds[-1][point]["loss"]
+    first = dataclasses.replace(device, on_validation=True)
+    assert first.tests(2).at(torch.arange(2))[1].equal(fleet.local(2).validation.at(torch.arange(2))[1])
+
+
+def test_scores_on_validation_samples_need_some() -> None:
+    why = 'evaluate.samples: "validation" is not allowed; client 0 has no validation samples; set data.validation_share'
+    with pytest.raises(RecipeError, match=f"^{re.escape(why)}$"):
+        run(recipe("fedavg", data={"validation_share": 0.0}, evaluate={"samples": "validation"}))
 
 
 def test_a_run_in_which_nobody_takes_part_yet_tests_nobody(tmp_path: Path) -> None:

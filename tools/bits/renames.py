@@ -81,6 +81,7 @@ ADDED_FIELDS: dict[str, Any] = {
     "fleet.trace": "",
     "fleet.peers": "all",
     "evaluate.clients": "all",
+    "evaluate.samples": "test",
     "method.open": 0.5,
     "method.optimiser_args": {},
 }

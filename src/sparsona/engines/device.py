@@ -48,6 +48,7 @@ class Device:
     measures: Mapping[str, Measure] = field(default_factory=dict)  # what scores hold beside accuracy and loss
     cache: int = 1 << 31  # bytes of clients' data that stay on an accelerator
     tf32: bool = False  # whether an accelerator may round products of float32
+    on_validation: bool = False  # whether models are tested on validation samples
 
     @cached_property
     def _able(self) -> Capabilities:
@@ -141,7 +142,9 @@ class Device:
         return self.local(k) if self._on_host else self._resident.local(k, self.local)
 
     def tests(self, k: int) -> Samples:
-        """Client k's test samples, where the task lies."""
+        """What client k's models are tested on, where the task lies."""
+        if self.on_validation:
+            return self.data(k).validation
         return self.test(k) if self._on_host else self._resident.samples(("test", k), lambda: self.test(k))
 
     def personal(self, client: Client, inbox: Inbox, data: LocalData, t: int, k: int) -> Model:

@@ -90,6 +90,10 @@ class EvaluateConfig:
         Literal["all", "participated"] | Count,
         Doc("clients to test: all, those that have participated, or a fixed random sample of this size"),
     ] = "all"
+    samples: Annotated[
+        Literal["test", "validation"],
+        Doc("samples that scores are measured on; use validation to choose settings"),
+    ] = "test"
     batch: Annotated[Count, Doc("batch size for evaluation")] = 128
     target: Annotated[float | None, Doc("target accuracy (or headline metric): report the cost of reaching it")] = None
 

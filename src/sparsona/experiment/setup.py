@@ -273,10 +273,20 @@ def _check_ray() -> None:
 
 
 def _device_of(recipe: Recipe, fleet: Fleet, objects: Objects, where: torch.device) -> Device:
+    if recipe.evaluate.samples == "validation":
+        _check_validation(fleet)
     device = _device(recipe, DataForm.of(fleet), fleet.local, fleet.test, objects, where)
     if any(metric.source for metric in recipe.task.measured):  # a user's metric may fail, so score one client now
         device.score(as_model(device.task, device.theta0), 0)
     return device
+
+
+def _check_validation(fleet: Fleet) -> None:
+    """Raise RecipeError if a client has no validation samples; of a federation, only the first client is read."""
+    for k in range(1 if fleet.lazy else fleet.clients):
+        if not len(fleet.held(k)[1].validation):
+            what = f"client {k} has no validation samples; set data.validation_share"
+            raise RecipeError(f'evaluate.samples: "validation" is not allowed; {what}')
 
 
 def _device(
@@ -315,6 +325,7 @@ def _device(
         *(recipe.method, task, theta0, local, test, recipe.seed, rounds, batch, epochs, measures),
         cache=cache,
         tf32=recipe.engine.tf32,
+        on_validation=recipe.evaluate.samples == "validation",
     )
 
 
