@@ -23,11 +23,11 @@ test: .venv/ready ## Run the tests: everything once, in five minutes on two core
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-all: .venv/ready ## Run all tests, with coverage: the long tier too, then the fleet of processes
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not fleet' --cov=sparsona --cov-report=term:skip-covered
-	$(MAKE) fleet
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not fleet' --cov=sparsona --cov-report=
+	$(MAKE) fleet COVER='--cov=sparsona --cov-append --cov-report=term:skip-covered'
 
 fleet: .venv/ready ## Run the tests of a fleet of processes: every method, chaos, commands; a quarter of an hour
-	$(BIN)/python -m pytest -m fleet tests/fleet tests/engines
+	$(BIN)/python -m pytest -m fleet tests/fleet tests/engines $(COVER)
 
 lint: .venv/ready ## Check style and types
 	$(BIN)/ruff check .

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -400,7 +401,8 @@ def test_what_fails_while_it_runs_is_a_failure_and_says_how_to_go_on(monkeypatch
 def start(*arguments: str) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
     command = [sys.executable, "-P", "-m", "sparsona", *arguments]  # -P: as the installed script, without this folder
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=heed)
 
 
 def stop_when(process: subprocess.Popen[str], ready: Callable[[], bool], number: int) -> tuple[int, str]:

@@ -177,6 +177,8 @@ def test_a_federation_takes_no_fields_that_it_cannot_honour(config: dict[str, An
 def test_clients_of_a_federation_have_names_of_their_own() -> None:
     with pytest.raises(DataError, match="<Counting>: two clients have the name 'b'; rename one"):
         fleet("<Counting>", own.Counting(("a", "b", "b")))
+    with pytest.raises(DataError, match="<Counting>: clients is 'abc'; expected a number or a sequence of names"):
+        fleet("<Counting>", own.Counting("abc"))
 
 
 def test_all_clients_of_a_federation_have_a_test_set_or_none() -> None:

@@ -47,6 +47,13 @@ def test_the_strength_of_a_proximal_term_has_one_name(method):
     assert recipe(method, method={"mu": 0.25}).method.mu == 0.25
 
 
+@pytest.mark.parametrize("given", ["before,after", "[before,after]", "[ before, after ]"])
+def test_a_list_without_quotes_is_shown_with_them(given):
+    with pytest.raises(RecipeError) as error:
+        recipe(evaluate={"points": given})
+    assert str(error.value).endswith("""; for example evaluate.points='["before", "after"]'""")
+
+
 def test_at_most_five_names_are_suggested():
     assert nearest("colour", [f"colour{n}" for n in range(9)]).count('"') == 2 * 5
     assert nearest("xyz", [f"name{n}" for n in range(9)]) == "; allowed: name0, name1, name2, name3, name4 and 4 more"

@@ -217,7 +217,7 @@ def test_what_a_cluster_s_workers_say_of_themselves_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
     """The recipe says "auto", which is no kind of device."""
-    monkeypatch.setattr(LocalEngine, "kind", "cuda: NVIDIA A100", raising=False)
+    monkeypatch.setattr(LocalEngine, "kind", "cuda: NVIDIA A100")
     stopped(on(recipe(), device="auto"), tmp_path / "run")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["devices"] == ["cuda: NVIDIA A100"]
     resume(tmp_path / "run")

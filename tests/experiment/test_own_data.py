@@ -1,5 +1,6 @@
 """Whole runs with users' data: the same bits on every engine, resumed from anywhere, with names in the results."""
 
+import csv
 import json
 import sys
 import warnings
@@ -109,6 +110,25 @@ def test_names_of_clients_are_kept_in_results(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "run.json").read_text())["client_names"] == list(own.HOSPITALS)
     pytest.importorskip("pandas")
     assert list(made.to_pandas("clients")["name"][:3]) == list(own.HOSPITALS)
+
+
+@pytest.mark.parametrize("field", ["label", "client", "features", "missing", "test"])
+def test_an_npz_file_has_no_columns(field: str, tmp_path: Path) -> None:
+    file = own.npz(tmp_path / "a.npz")
+    given = {"features": ["a"], "missing": "drop"}.get(field, "c")
+    with pytest.raises(RecipeError, match=f"data.{field}: not allowed with source = .*, whose arrays are x, y and cli"):
+        recipe(file, data={field: given})
+
+
+@pytest.mark.parametrize("order", [("named", "numbered"), ("numbered", "named")])
+def test_runs_with_and_without_names_are_compared(tmp_path: Path, order: tuple[str, str]) -> None:
+    run(recipe(own.npz(tmp_path / "a.npz")), tmp_path / "named")
+    run(recipe("digits", data={"clients": 3}), tmp_path / "numbered")
+    sparsona.compare([tmp_path / name for name in order], out=tmp_path / "both")
+    with (tmp_path / "both" / "clients.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows if row["run"] == "named"] == list(own.HOSPITALS)
+    assert [row["name"] for row in rows if row["run"] == "numbered"] == ["", "", ""]
 
 
 def interrupted(asked: Recipe, out: Path, **objects: Any) -> None:

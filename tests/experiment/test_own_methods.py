@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 import tomli_w
 
 import sparsona
-from command import ok, refused
+from command import call, ok, refused
 from engines.test_engines import files
 from small import recipe
 from sparsona.experiment.objects import NamedMethod, object_name
@@ -150,6 +151,60 @@ def test_what_is_wrong_with_a_plug_in_is_one_line(text: str, name: str, error: s
         assert line.startswith("method.name: "), line
         assert error in line, line
     assert not Path("runs").exists()
+
+
+HOOK = HEAD + "@dataclass(frozen=True, kw_only=True)\nclass Mine(FedAvg):\n    def "
+
+
+@pytest.mark.parametrize(
+    ("hook", "line"),
+    [
+        ("merge(self, server, inbox, ctx): raise RuntimeError('boo\\nhoo')", "5: merge: RuntimeError: boo hoo"),
+        (
+            "read(self, server, k, message, ctx): return message['nope']",
+            "5: read: KeyError: \"message: no part 'nope'; the parts are theta, samples\"",
+        ),
+        ("start(self, clients, ctx): return 1 // 0", "5: start: ZeroDivisionError: integer division or modulo by zero"),
+        ("__post_init__(self): raise TypeError('odd')", "5: __post_init__: TypeError: odd"),
+        ("merge(self, server, inbox, ctx): pass", "Mine.merge returned None; expected the server's new value"),
+        ("local(self, client, inbox, data, ctx): return 3", "Mine.local returned int; expected a tuple (client, mess"),
+    ],
+)
+def test_what_fails_in_a_hook_is_one_line(hook: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module("hooks", HOOK + hook + "\n")
+    command = ("run", toml(recipe(evaluate={"points": ["before"]})), "method.name=hooks:Mine")
+    done = call(*command)
+    assert done.exit_code in (1, 2)
+    assert not done.stdout
+    assert done.stderr.count("\n") == 1
+    assert line in done.stderr
+    if line[0].isdigit():  # with a place in the user's file, and the traceback if that is asked for
+        assert f"error: {Path('hooks.py').resolve()}:{line}" in done.stderr
+        monkeypatch.setenv("SPARSONA_DEBUG", "1")
+        with pytest.raises(Exception, match=re.escape(line.rpartition(": ")[2].split()[0])):
+            call(*command)
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        (
+            "method.name=own_method.HalfWay",
+            'method.name: "own_method.HalfWay" not found; did you mean "own_method:Half',
+        ),
+        ("method.name=own_method.py:HalfWay", '"own_method.py:HalfWay" names a file; expected "own_method:HalfWay", w'),
+        (
+            "model.name=nets.small",
+            'model.name: "nets.small" not found; did you mean "nets:small", a Class in module nets',
+        ),
+        (
+            "fleet.sampler=draw.fair",
+            'fleet.sampler: "draw.fair" not found; did you mean "draw:fair", a function in mod',
+        ),
+    ],
+)
+def test_a_plug_in_s_name_that_is_nearly_right(override: str, line: str) -> None:
+    assert line in refused("run", toml(recipe()), override)
 
 
 def test_a_recipe_made_in_python_has_its_name() -> None:
@@ -378,6 +433,12 @@ def test_an_object_is_given_again_to_resume() -> None:
         sparsona.resume("cut", method=counting(scale=3.0))
     sparsona.resume("cut", method=counting(scale=2.0))
     assert files(Path("cut")) == files(Path("whole"))
+
+
+def test_a_longer_run_needs_the_same_method() -> None:
+    sparsona.run(recipe(), "three", method=FedAvg(lr=0.1))
+    with pytest.raises(RunError, match=r"another method: method.lr is 0.1 there, but 0.2 here"):
+        sparsona.resume("three", rounds=5, method=FedAvg(lr=0.2))
 
 
 def test_what_is_not_a_method_is_refused() -> None:

@@ -23,6 +23,7 @@ from sparsona.engines.local import ClientFailed
 from sparsona.engines.pool import WorkerDied
 from sparsona.engines.store import StoreError
 from sparsona.experiment.loop import Progress
+from sparsona.experiment.objects import error_of_user
 from sparsona.experiment.recipe import Recipe, RecipeError
 from sparsona.experiment.results import plain
 from sparsona.method import ContractError
@@ -74,6 +75,10 @@ def errors(as_json: bool) -> Iterator[None]:
         fail(f"{error.strerror or error}{where}{_hint()}", 1, as_json)
     except KeyboardInterrupt:
         fail(f"stopped{_hint()}", 1, as_json)
+    except Exception as error:
+        if (text := error_of_user(error)) is None or os.environ.get("SPARSONA_DEBUG"):
+            raise
+        fail(f"{text}{_hint()}", 1, as_json)
 
 
 def _hint() -> str:

@@ -35,6 +35,8 @@ def module(field: str, name: str) -> ModuleType:
 def plugin(field: str, name: str) -> Any:
     """What package.module:name points to."""
     place, _, leaf = name.partition(":")
+    if place.endswith(".py"):
+        raise ValueError(f'{field}: "{name}" names a file; expected "{place[:-3]}:{leaf}", without .py')
     home = module(field, place)
     try:
         return attrgetter(leaf)(home)

@@ -126,6 +126,8 @@ def _names(where: str, federation: Federation) -> Sequence[str]:
         names: Sequence[str] = tuple(map(str, range(int(clients))))
     else:
         try:
+            if isinstance(clients, str):
+                raise TypeError("a text is no list of names")
             names = tuple(str(name) for name in clients)  # type: ignore[union-attr]
         except TypeError as error:
             what = "expected a number or a sequence of names"

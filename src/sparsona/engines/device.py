@@ -25,7 +25,7 @@ from sparsona.engines.measure import Measure, Measuring
 from sparsona.engines.resident import Resident
 from sparsona.engines.store import here
 from sparsona.engines.values import Types, dumps, loads, to, types_of
-from sparsona.method import VOTE, Capabilities, Client, Inbox, Method, Server, capabilities
+from sparsona.method import VOTE, Capabilities, Client, ContractError, Inbox, Method, Predictor, Server, capabilities
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Device:
         match job.kind:
             case "local":
                 ctx = self.ctx(t, "local", t, k)
-                client, message, predictor = self.method.local(client, inbox, self.data(k), ctx)
+                client, message, predictor = _three(self.method, self.method.local(client, inbox, self.data(k), ctx))
                 model, vote = as_model(self.task, predictor), None
                 if able.peer is not None and VOTE in message:
                     vote, message = message.part(VOTE, bool), _without_vote(message)
@@ -206,6 +206,14 @@ class Device:
             for name, t in self.task.layout.unflatten(row).items()
         }
         return save(tensors)
+
+
+def _three(method: Method, answer: tuple[Client, Message, Predictor]) -> tuple[Client, Message, Predictor]:
+    """What local returned; ContractError if that are not three things."""
+    if not isinstance(answer, tuple) or len(answer) != 3:
+        what = f"{type(method).__name__}.local returned {type(answer).__name__}"
+        raise ContractError(f"{what}; expected a tuple (client, message, model)")
+    return answer
 
 
 def _written(model: Model) -> Message | None:

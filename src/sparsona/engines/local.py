@@ -46,6 +46,8 @@ def reason(error: Exception, memory: str = _LOWER) -> str:
 class LocalEngine:
     """Runs jobs one by one."""
 
+    kind = ""
+
     def __init__(self, device: Device) -> None:
         self.device = device
 

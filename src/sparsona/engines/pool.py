@@ -60,6 +60,8 @@ class PoolEngine:
     Workers take the ``devices``, which are arguments too, in turn.
     """
 
+    kind = ""
+
     def __init__(self, workers: int, build: str, arguments: dict[str, Any], devices: Sequence[str] = ("cpu",)) -> None:
         self._workers: list[_PoolWorker] = []
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")

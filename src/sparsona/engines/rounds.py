@@ -29,6 +29,8 @@ class TooFew(RuntimeError):
 class Engine(Protocol):
     """Runs jobs and gives their results in the order of the jobs."""
 
+    kind: str  # of the devices of its workers; empty where they are as the recipe says
+
     def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """The results, in the order of the jobs; simulations draw a bounded number ahead, a fleet a whole cohort."""
 
@@ -119,8 +121,10 @@ def star(
                 _keep(result, outcome, store)
                 yield result.k, answer
 
-    inbox = answers()
+    inbox, before = answers(), server
     server = method.merge(server, inbox, ctx)
+    if server is None and before is not None:
+        raise ContractError(f"{type(method).__name__}.merge returned None; expected the server's new value")
     for _ in inbox:  # a merge that looks at some only still lets all clients finish
         pass
     reports = capabilities(method).reports

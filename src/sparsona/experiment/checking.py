@@ -126,6 +126,9 @@ def alternatives(word: str, names: Collection[str], kind: str, see: str = "") ->
 
     The command ``see`` lists all names.
     """
+    place, dot, leaf = word.rpartition(".")
+    if dot and ":" not in word and all(part.isidentifier() for part in word.split(".")):
+        return f"; did you mean {shown(f'{place}:{leaf}')}, a {kind} in module {place}?"
     known = nearest(word, names)
     if known.endswith("?"):
         return known
@@ -215,7 +218,9 @@ def _form(where: str, value: Any, kind: Any) -> str:
     """How a list or a table is written on a command line, as the end of an error message about a plain value."""
     if isinstance(value, (list, dict)):
         return ""
-    items = [item.strip() for item in str(value).split(",")]
+    text = str(value).strip()
+    text = text[1:-1] if text.startswith("[") and text.endswith("]") else text  # a list whose words lack their quotes
+    items = [item.strip() for item in text.split(",")]
     for member in _members(kind):
         if typing.get_origin(member) is tuple:
             numbers = allowed(typing.get_args(member)[0]).startswith(("int", "float"))

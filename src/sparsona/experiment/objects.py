@@ -6,10 +6,13 @@ import copy
 import dataclasses
 import inspect
 import sys
+import sysconfig
+import traceback
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 from types import FunctionType
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -195,3 +198,13 @@ def method_name(method: Method) -> str:
 def is_ours(kind: type) -> bool:
     """Whether a class comes with Sparsona, so that every process knows it by its short name."""
     return kind.__module__.startswith("sparsona.")
+
+
+def error_of_user(error: Exception) -> str | None:
+    """An error that was raised in a user's code, with its place there; None if it was raised in ours only."""
+    package = str(Path(__file__).parents[1])
+    installed = (package, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(("<", *installed)):
+            return f"{frame.filename}:{frame.lineno}: {frame.name}: {type(error).__name__}: {one_line(error)}"
+    return None

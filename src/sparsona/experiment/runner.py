@@ -83,7 +83,7 @@ def resume(
     recipe = ready(asked, objects)
     for what, given in (("method", objects.method), ("model", objects.model)):
         if given is not None and tables(recipe)[what] != tables(folder.recipe)[what]:
-            raise RunError(f"{out} was run with another {what}: {difference(folder.recipe, [recipe])}")
+            raise RunError(f"{out} was run with another {what}: {difference(asked, [recipe])}")
     with _opened(recipe, data_dir, objects) as (opened, device, fleet):
         about, sizes = _about(recipe, opened, device, fleet), sizes_of(fleet)
         verify(recipe, device, fleet.clients, sizes, names_of(fleet))
@@ -119,7 +119,7 @@ def _about(recipe: Recipe, engine: Engine, device: Device, fleet: Fleet) -> dict
     """What run.json records of a run; the workers of a cluster say themselves what they compute on."""
     facts = describe(recipe, device, fleet)
     kind = facts.pop("device")
-    return facts | {"devices": [getattr(engine, "kind", kind)]}
+    return facts | {"devices": [engine.kind or kind]}
 
 
 @contextmanager

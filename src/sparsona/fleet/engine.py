@@ -52,6 +52,7 @@ class FleetEngine:
     max_bytes: int = MAX_BYTES
     on_event: Callable[[dict[str, Any]], None] = lambda event: None
     poll: float = POLL
+    kind: str = ""  # nodes say it of themselves
     traffic: dict[int, dict[str, Any]] = field(default_factory=dict)  # by client: when last seen, bytes
 
     def map(self, jobs: Iterable[Job]) -> Iterator[Result]:

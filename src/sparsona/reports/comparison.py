@@ -141,10 +141,11 @@ def compare(
 
 def _client_rows(runs: Sequence[Run], names: Sequence[str], metrics: Sequence[Metric]) -> Iterator[Row]:
     """Every client of every run with all of its metrics at its last evaluation."""
+    named = any(run.client_names for run in runs)
     for run, name in zip(runs, names, strict=True):
         scores = {metric.key: run.client_scores(metric) for metric in metrics}
         for k in sorted(set[int]().union(*scores.values())):
-            client = {"name": run.client_names[k]} if run.client_names else {}
+            client = {"name": run.client_names[k] if run.client_names else None} if named else {}
             yield {"run": name, "client": k, **client} | {key: of_run.get(k) for key, of_run in scores.items()}
 
 

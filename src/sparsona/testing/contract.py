@@ -282,7 +282,8 @@ def check_engines(scene: Scene, engines: Sequence[str]) -> None:
 
 
 def _files(scene: Scene, engine: str, folder: Path) -> dict[str, bytes]:
-    config: Any = dataclasses.replace(scene.recipe.engine, name=engine, workers=2)  # type: ignore[arg-type]
+    workers = 1 if engine == "local" else 2
+    config: Any = dataclasses.replace(scene.recipe.engine, name=engine, workers=workers)  # type: ignore[arg-type]
     run(dataclasses.replace(scene.recipe, engine=config), folder, objects=Objects(scene.method))
     files = (path for path in folder.rglob("*") if path.is_file() and path.name not in _VOLATILE)
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
