@@ -8,7 +8,7 @@ help: ## Show what can be done
 
 # torch first: its pin must be met before another package asks for any torch at all
 .venv/ready: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.11")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11, 5) and "Python 3.11.5 or newer is needed; try make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt torch
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,flower]'

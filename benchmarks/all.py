@@ -77,9 +77,10 @@ HOW = """\
       personal models (method `local`), every client trains in the first round.
     - *Time beyond the clients' jobs*: the time of a round compared with the sum of its jobs, divided by the number of
       workers. *Time beyond a bare loop*: compared with the same training steps in plain PyTorch, in turns.
-    - *Registered clients*: a federation that is read on demand (Ditto, a test of 100 clients). Start is the time from
-      the start of the process until it trains. Resumption is the same after ten rounds. Memory is measured as above.
-      Their rounds are compared with rounds of 1,000 clients, which run right after.
+    - *Registered clients*: a federation that is read on demand (Ditto, a test of 100 clients). After ten rounds at most
+      1,000 of them hold a model, because the others never took part. Start is the time from the start of the process
+      until it trains. Resumption is the same after ten rounds. Memory is measured as above. Their rounds are compared
+      with rounds of 1,000 clients, which run right after.
 - **throughput** ([throughput.py](../benchmarks/throughput.py)): 100 clients, 10 per round, 600 Fashion-MNIST samples
   each, batch size 32, one epoch of SGD, two cores. Values are medians over rounds, without the first.
     - *Pool engine*: with encoding, byte counts and a checkpoint every round.
@@ -230,20 +231,32 @@ def machine() -> str:
     return ", ".join(parts)
 
 
-def page(rows: list[str]) -> str:
+def when(measured: list[str]) -> list[str]:
+    """For each benchmark, when and where its rows were measured: now, or as the page has it."""
+    known = PAGE.read_text(encoding="utf-8").splitlines() if PAGE.exists() else []
+    lines = []
+    for script in SCRIPTS:
+        name = Path(script).stem
+        if not measured or script in measured:
+            lines.append(f"| {name} | {datetime.now(UTC):%Y-%m-%d} | {machine()} |")
+        else:
+            lines += [line for line in known if line.startswith(f"| {name} | ")]
+    return lines
+
+
+def page(rows: list[str], measured: list[str]) -> str:
     """The page."""
     head = [row("Figure", "Value", "Bar", "Verdict"), "|---|---|---|---|"]
     table = "\n".join([*head, *rows])
+    dates = "\n".join(["| Rows | Measured | On |", "|---|---|---|", *when(measured)])
     return f"""\
 # Benchmarks
 
-Written by `make bench`, last on {datetime.now(UTC):%Y-%m-%d}; do not edit by hand.
-Rows of single benchmarks may be newer than the others, and of another machine: `python benchmarks/all.py NAME.py`
-measures those alone.
+Written by `make bench`; do not edit by hand. `python benchmarks/all.py NAME.py` measures single benchmarks.
 
 {table}
 
-Measured on: {machine()}.
+{dates}
 
 Ratios are what counts: both sides of one are measured on the same machine, while seconds are this machine's own. Other
 work on the machine meanwhile blurs the throughput figures, least those that are measured in turns.
@@ -267,6 +280,6 @@ if __name__ == "__main__":
     if any(NO_DATA in r or NO_FLOWER in r for r in rows):
         say(f"{PAGE.relative_to(HERE.parent)} is left as it was, because not everything could be measured")
         sys.exit(1)
-    replace(PAGE, page(rows))
+    replace(PAGE, page(rows, sys.argv[1:]))
     say(f"wrote {PAGE.relative_to(HERE.parent)}")
     sys.exit(0 if well else 1)

@@ -21,6 +21,7 @@ def main() -> None:
     stop_if(bool(tags), f"the tag v{version} exists already; choose another version")
     with tempfile.TemporaryDirectory() as folder:
         check_wheel(Path(folder), version)
+        check_uv(Path(folder))
     print(f"ready: tag this commit v{version}, and publish the files in dist/")
 
 
@@ -63,6 +64,14 @@ def check_wheel(folder: Path, version: str) -> None:
     help_text = run(str(Path(newest).with_name("sparsona")), "run", "--help", cwd=empty)
     stop_if("Recipe name" not in help_text, "sparsona run --help: no help of RECIPE with the newest dependencies")
     print("the wheel shows its help with the newest dependencies")
+
+
+def check_uv(folder: Path) -> None:
+    """`uv sync` finds versions for every Python that the package allows."""
+    python = environment(folder / "uv")
+    run(python, *PIP, "uv")
+    run(python, "-m", "uv", "lock", "--dry-run")
+    print("uv finds a set of versions")
 
 
 def environment(folder: Path) -> str:

@@ -167,19 +167,19 @@ def test_devices_are_those_that_were_named(wanted: str | list[str], machine: Mac
 @pytest.mark.parametrize(
     ("wanted", "machine", "text"),
     [
-        ("cuda", PLAIN, f'device: "cuda" is not here; expected auto or cpu (PyTorch {VERSION} sees no GPU)'),
-        ("mps", PLAIN, f'device: "mps" is not here; expected auto or cpu (PyTorch {VERSION} sees no GPU)'),
+        ("cuda", PLAIN, f'device: "cuda" is not available; expected auto or cpu (PyTorch {VERSION} sees no GPU)'),
+        ("mps", PLAIN, f'device: "mps" is not available; expected auto or cpu (PyTorch {VERSION} sees no GPU)'),
         (
             "cuda:7",
             TWO_GPUS,
-            f'device: "cuda:7" is not here; expected auto, cpu, cuda:0 or cuda:1 (PyTorch {VERSION} sees 2 GPUs)',
+            f'device: "cuda:7" is not available; expected auto, cpu, cuda:0 or cuda:1 (PyTorch {VERSION} sees 2 GPUs)',
         ),
         (
             ["cuda:0", "cuda:2"],
             TWO_GPUS,
-            f'device: "cuda:2" is not here; expected auto, cpu, cuda:0 or cuda:1 (PyTorch {VERSION} sees 2 GPUs)',
+            f'device: "cuda:2" is not available; expected auto, cpu, cuda:0 or cuda:1 (PyTorch {VERSION} sees 2 GPUs)',
         ),
-        ("cuda", APPLE, f'device: "cuda" is not here; expected auto, cpu or mps (PyTorch {VERSION} sees 1 GPU)'),
+        ("cuda", APPLE, f'device: "cuda" is not available; expected auto, cpu or mps (PyTorch {VERSION} sees 1 GPU)'),
     ],
 )
 def test_a_device_that_is_not_there_is_refused(wanted: str | list[str], machine: Machine, text: str) -> None:

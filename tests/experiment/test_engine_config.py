@@ -56,7 +56,7 @@ def stopped(r: Recipe, folder: Path, after: int = 1) -> None:
         ({"device": ["cuda:0", "cpu"]}, 'engine.device: ["cuda:0", "cpu"] mixes kinds'),
         (
             {"device": ["cuda:0", "cuda:1"], "name": "local"},
-            'engine.device: ["cuda:0", "cuda:1"] is for worker processes, and engine.name = "local" has none; expected '
+            'engine.device: ["cuda:0", "cuda:1"] needs worker processes, but engine.name = "local" has none; expected '
             'one device, or "pool"',
         ),
         ({"device": 0}, "engine.device: 0 is not allowed; expected a string or list of strings"),
@@ -77,13 +77,13 @@ def test_what_no_machine_has_is_refused_when_the_recipe_is_read(fields: dict[str
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_here_is_refused_before_anything_is_written(engine: str, tmp_path: Path) -> None:
     r = on(recipe(engine=engine), device="cuda")
-    text = rf'^engine.device: "cuda" is not here; expected auto.* cpu \(PyTorch {torch.__version__.split("+")[0]}'
+    text = rf'^engine.device: "cuda" is not available; expected auto.* cpu \(PyTorch {torch.__version__.split("+")[0]}'
     with pytest.raises(RecipeError, match=text):
         run(r, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    with pytest.raises(RecipeError, match=r'^x: engine.device: "cuda" is not here'):
+    with pytest.raises(RecipeError, match=r'^x: engine.device: "cuda" is not available'):
         verify_all({"x": r})
-    with pytest.raises(RecipeError, match=r'^engine.device: "cuda" is not here'):
+    with pytest.raises(RecipeError, match=r'^engine.device: "cuda" is not available'):
         dry_run({"x": r}, tmp_path / "runs")
 
 
@@ -101,7 +101,7 @@ def test_more_workers_than_fit_are_refused_before_any_is_started(tmp_path: Path)
 def test_workers_without_worker_processes_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     r = on(recipe(), workers=500)
     text = (
-        'engine.workers: 500 is for worker processes, and engine.name = "local" has none; expected 1 or "auto", or '
+        'engine.workers: 500 needs worker processes, but engine.name = "local" has none; expected 1 or "auto", or '
         'engine.name = "pool"'
     )
     with pytest.raises(RecipeError, match=f"^{re.escape(text)}$"):
@@ -122,7 +122,7 @@ def test_a_recorded_number_of_workers_does_not_follow_a_run_to_the_local_engine(
     assert Run.open(tmp_path / "run").recipe.engine.workers == 2
     assert resume(tmp_path / "run").finished
     assert moved(EngineConfig(workers=4), {"name": "local"}).workers == 1
-    with pytest.raises(RecipeError, match=r"^engine.workers: 4 is for worker processes"):
+    with pytest.raises(RecipeError, match=r"^engine.workers: 4 needs worker processes"):
         devices_for(moved(EngineConfig(), {"name": "local", "workers": 4}))
 
 

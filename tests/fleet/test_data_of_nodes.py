@@ -126,7 +126,7 @@ def test_a_fleet_needs_to_know_how_many_clients_it_has(tmp_path):
 
 
 def test_a_node_refuses_a_device_that_it_does_not_have():
-    with pytest.raises(ValueError, match=r'^device: "cuda:63" is not here; expected auto'):
+    with pytest.raises(ValueError, match=r'^device: "cuda:63" is not available; expected auto'):
         NodeData(device="cuda:63").try_out()
     with pytest.raises(ValueError, match=r'^device: "gpu" is not allowed'):
         NodeData(device="gpu").try_out()

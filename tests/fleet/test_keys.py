@@ -500,7 +500,7 @@ def test_a_run_that_is_over_is_marked_and_no_other(tmp_path):
 @pytest.mark.parametrize(
     ("event", "line"),
     [
-        ({"event": "all clients are there", "time": 1.0}, "all clients are there"),
+        ({"event": "all clients are connected", "time": 1.0}, "all clients are connected"),
         ({"event": "not there at the start", "clients": [1, 2]}, "not there at the start: clients 1 (south), 2"),
         ({"event": "left out", "client": 1, "round": 2, "why": "NaN"}, "left out: client 1 (south), round 2: NaN"),
         ({"event": "left out", "client": 0, "why": "a\x1b[2J\nresults: b"}, "left out: client 0: a [2J results: b"),

@@ -43,7 +43,7 @@ def asked(app, who, path):
 def test_other_machines_reach_the_way_for_nodes_alone(who, app):
     for path in ("/v1/control/list-nodes", "/v1/control/register-node", "/v1/control/start-run", "/v1/runtime/x", "/"):
         answer = asked(app, who, path)
-        assert (answer.status_code, answer.text) == (403, "for the server's own machine alone")
+        assert (answer.status_code, answer.text) == (403, "allowed only from the server's own machine")
     for path in ("/v1/fleet/activate-node", "/v1/fleet/pull-messages"):
         assert asked(app, who, path).status_code not in (403, 404)
     for path in ("/v1/fleet/../control/list-nodes", "/v1/fleet//v1/control/list-nodes", "/V1/fleet/x", "/v1/fleet"):

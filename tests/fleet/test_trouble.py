@@ -388,8 +388,8 @@ def test_a_device_that_lost_its_state_does_not_stop_a_run_that_needs_it(method, 
     r = everyone(method, rounds=4, fleet={"min_answers": 6})
     done = world.run(r, tmp_path / "fleet")
     assert [row["left_out"] for row in done.rounds] == [[], [], [], []]
-    assert [list(row.get("began_anew", {})) for row in done.rounds] == [[], ["2"], [], []]
-    (event,) = [e for e in events(tmp_path / "fleet") if e["event"] == "began anew"]
+    assert [list(row.get("restarted", {})) for row in done.rounds] == [[], ["2"], [], []]
+    (event,) = [e for e in events(tmp_path / "fleet") if e["event"] == "restarted"]
     assert (event["client"], event["round"]) == (2, 2)
     assert event["why"].startswith("restarted without its state: version 0-")
     assert trained(tmp_path / "fleet") == [3, 3, 2, 3, 3, 3]

@@ -1,4 +1,4 @@
-"""The five methods by hand, and where they must coincide."""
+"""Methods by hand, and where they must coincide."""
 
 import pytest
 import torch

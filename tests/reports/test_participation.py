@@ -30,7 +30,7 @@ def test_who_was_left_out_is_told_and_drawn(tmp_path: Path) -> None:
         {"event": "unusable message", "client": "1", "by": 2, "round": 3, "why": "NaN"},
         {"event": "unusable message", "client": "1", "by": 0, "round": 3, "why": "suspected: ValueError"},
         {"event": "began anew", "client": 3, "round": 5, "why": "begins anew: x"},
-        {"event": "all clients are there"},
+        {"event": "all clients are connected"},
     ]
     (run.path / "fleet.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
     run = Run.open(run.path)

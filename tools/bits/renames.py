@@ -101,7 +101,7 @@ RENAMED_RECIPES: dict[str, str] = json.loads(Path(__file__).with_name("renamed_r
 RENAMED_FILES: dict[str, str] = {"told.png": "notes.png"}
 
 # Keys of JSON, CSV headers and tensor names, base -> new: {"left_out": "excluded"}.
-RENAMED_KEYS: dict[str, str] = {}
+RENAMED_KEYS: dict[str, str] = {"began_anew": "restarted"}
 
 # Keys of JSON and CSV headers that are new in tables of results.
 ADDED_KEYS = {
@@ -114,7 +114,10 @@ ADDED_KEYS = {
 }
 
 # Text values of JSON and of metadata, base -> new: {"as before local training": "before local training"}.
-RENAMED_VALUES: dict[str, str] = {}
+RENAMED_VALUES: dict[str, str] = {
+    "began anew": "restarted",
+    "all clients are there": "all clients are connected",
+}
 
 # Words in Markdown, and in text values of JSON, base -> new: headers of tables and notes below them.
 RENAMED_WORDS: dict[str, str] = {

@@ -87,7 +87,7 @@ class DryRun:
         if left:
             yield _PlannedSheet(tuple(run.json() for run in left)).rich(width)
         if any(run.size is not None for run in left):
-            yield "MB and FLOPs are estimates: they assume answers as large as the first messages, and dense training"
+            yield "MB and FLOPs are estimates: uploads are assumed as large as the first downloads, and training dense"
         for run in left:
             if run.size is not None and run.size.not_in_flops:
                 yield f"FLOPs of {run.name}: without {some_of(run.size.not_in_flops)}"

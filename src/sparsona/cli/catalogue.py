@@ -77,7 +77,10 @@ def data(
     overrides: Overrides = None,
     picture: Annotated[Path, typer.Option("--out", help="Output file of the figure.")] = Path("labels.png"),
     encoding: Annotated[
-        Path | None, typer.Option(help="Output file (JSON) of scales, categories, classes and alphabet.")
+        Path | None,
+        typer.Option(
+            help="Write the data encoding to this JSON file: feature scales, categories, class names, characters."
+        ),
     ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,

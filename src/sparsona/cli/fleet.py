@@ -99,10 +99,10 @@ def node(
         str | None, typer.Option(help="Local data: file, folder or package.module:name, as in data.source.")
     ] = None,
     source: Annotated[
-        str | None, typer.Option(help="Or a built-in data set in --data-dir, used in full by this node.")
+        str | None, typer.Option(help="Instead of --data: a built-in data set in --data-dir; this node uses all of it.")
     ] = None,
     trial_part: Annotated[
-        bool, typer.Option("--trial-part", help="Or this client's part of the recipe's data set, for trials.")
+        bool, typer.Option("--trial-part", help="Instead of --data: this client's part of the recipe's data.")
     ] = False,
     classes: Annotated[
         str | None,

@@ -151,7 +151,9 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of the run to resume or extend.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="rounds=N extends the run to N rounds; engine.workers=1, engine.device=cpu, ... move it."),
+        typer.Argument(
+            help="rounds=N extends the run; engine.device=cpu or engine.workers=1 resumes it on other hardware."
+        ),
     ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,

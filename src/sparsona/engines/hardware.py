@@ -130,7 +130,7 @@ def devices_of(wanted: str | Sequence[str], machine: Machine) -> tuple[str, ...]
             gpus = _counted(len(machine.accelerators), "GPU") if machine.accelerators else "no GPU"
             allowed = " or ".join(filter(None, [", ".join(("auto", *there[:-1])), there[-1]]))
             raise ValueError(
-                f'device: "{name}" is not here; expected {allowed} (PyTorch {torch.__version__} sees {gpus})'
+                f'device: "{name}" is not available; expected {allowed} (PyTorch {torch.__version__} sees {gpus})'
             )
     return tuple(_whole(name) for name in names)
 

@@ -50,7 +50,7 @@ def check_placement(config: EngineConfig) -> None:
     except ValueError as error:
         raise RecipeError(f"engine.{error}") from error
     if config.name == "local" and not isinstance(config.device, str) and len(config.device) > 1:
-        what = 'is for worker processes, and engine.name = "local" has none; expected one device, or "pool"'
+        what = 'needs worker processes, but engine.name = "local" has none; expected one device, or "pool"'
         raise RecipeError(f"engine.device: {shown(config.device)} {what}")
 
 
@@ -60,7 +60,7 @@ def devices_for(config: EngineConfig) -> tuple[str, ...]:
     Those of a Ray cluster are what its machines have.
     """
     if config.name == "local" and config.workers not in (1, "auto"):  # reading a run's recipe allows it
-        what = 'is for worker processes, and engine.name = "local" has none; expected 1 or "auto", or'
+        what = 'needs worker processes, but engine.name = "local" has none; expected 1 or "auto", or'
         raise RecipeError(f'engine.workers: {config.workers} {what} engine.name = "pool"')
     if config.name == "pool" and sys.platform == "win32":
         raise RecipeError('engine.name: "pool" does not run on Windows; set engine.name = "local"')

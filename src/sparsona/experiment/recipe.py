@@ -270,14 +270,16 @@ def _check_method(recipe: Recipe, where: str) -> Recipe:
 def located(config: DataConfig) -> DataConfig:
     """The section [data] with the whole path of a user's file; RecipeError if there can be no such source."""
     try:
-        found = config.located()
+        settled = config.located()
     except ValueError as error:
         raise RecipeError(f"data.{error}") from error
-    columns = [name for name in ("label", "client", "features", "missing", "test") if getattr(found, name) is not None]
-    if columns and Path(found.source).suffix == ".npz":
-        what = f"not allowed with source = {shown(found.source)}, whose arrays are x, y and client; leave it out"
+    columns = [
+        name for name in ("label", "client", "features", "missing", "test") if getattr(settled, name) is not None
+    ]
+    if columns and Path(settled.source).suffix == ".npz":
+        what = f"not allowed with source = {shown(settled.source)}, whose arrays are x, y and client; leave it out"
         raise RecipeError(f"data.{columns[0]}: {what}")
-    return found
+    return settled
 
 
 def _check_clients(recipe: Recipe) -> None:

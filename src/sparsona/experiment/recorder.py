@@ -74,7 +74,7 @@ class Recorder:
         if outcome.left_out:
             row["why_left_out"] = {str(k): why for k, why in sorted(outcome.left_out.items())}
         if outcome.restarted:
-            row["began_anew"] = {str(k): why for k, why in sorted(outcome.restarted.items())}
+            row["restarted"] = {str(k): why for k, why in sorted(outcome.restarted.items())}
         if untested:
             row["not_tested"] = {str(k): why for k, why in sorted(untested.items())}
         if outcome.notes:

@@ -118,8 +118,8 @@ def run_order(transport: Transport, order: dict[str, Any], work: Path) -> Run:
         log.open()
         for k, why in step.row.get("why_left_out", {}).items():
             log.add({"event": "left out", "client": int(k), "round": step.round, "why": why})
-        for k, why in step.row.get("began_anew", {}).items():
-            log.add({"event": "began anew", "client": int(k), "round": step.round, "why": why})
+        for k, why in step.row.get("restarted", {}).items():
+            log.add({"event": "restarted", "client": int(k), "round": step.round, "why": why})
         status.write(step.round)
 
     if then is not None:

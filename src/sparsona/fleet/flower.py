@@ -27,7 +27,7 @@ _AT_ONCE = 16  # answers that are fetched at a time
 _PATIENCE = 0.5  # seconds that those who are there wait for one that takes long
 _PIECE = 2 << 20  # bytes
 _REST = 1.0  # seconds at most, and no longer than was asked: nodes ask the SuperLink too
-GUARDED = "other machines reach the way for nodes alone"  # what a SuperLink of ours says when it starts
+GUARDED = "other machines can reach only the node API"  # what a SuperLink of ours says when it starts
 _FOR_NODES = "/v1/fleet/"
 _KEY = "parcel"  # the name on the wire
 _KIND = "query.sparsona"
@@ -196,7 +196,7 @@ class GatekeeperApp:
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
             await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
-            await send({"type": "http.response.body", "body": b"for the server's own machine alone"})
+            await send({"type": "http.response.body", "body": b"allowed only from the server's own machine"})
         else:
             await send({"type": "websocket.close", "code": 1008})
 

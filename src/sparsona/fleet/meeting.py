@@ -88,7 +88,7 @@ class Meeting:
         if missing:
             self.on_event({"event": "not there at the start", "clients": missing})
         else:
-            self.on_event({"event": "all clients are there"})
+            self.on_event({"event": "all clients are connected"})
         self._begun = True
         samples = {k: facts["samples"] for k, facts in sorted(self._facts.items())}
         return common | {"samples": samples, "devices": sorted({facts["device"] for facts in self._facts.values()})}

@@ -114,7 +114,7 @@ def _besides(events: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"the server resumed after {_rounds(resumed)}"
     lines: dict[str, set[int]] = {}
     for event in events:
-        if event["event"] == "began anew":
+        if event["event"] in ("restarted", "began anew"):  # as runs of before 0.2 have it
             lines.setdefault(f"client {event['client']} restarted without its state", set()).add(event["round"])
         elif event["event"] == "unusable message":
             suspected = event["why"].startswith("suspected")
