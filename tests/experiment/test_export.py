@@ -129,10 +129,7 @@ def test_what_a_run_tunes_at_its_end_is_exported_tuned(name, points, tmp_path):
 
 
 def test_who_exports_is_told_that_nothing_was_tuned(tmp_path):
-    for name, which in (
-        ("fedbabu", '(add "finished" to evaluate.points for a fine-tuned one): '),
-        ("fedspa", "local training: "),
-    ):
+    for name, which in (("fedbabu", 'end (evaluate.points has no "finished"): '), ("fedspa", "not tuned at the end: ")):
         done = run(recipe(name, rounds=1), tmp_path / name)
         k = done.rounds[0]["participants"][0]
         told = ok("export", str(done.path), "--client", str(k), "--to", str(tmp_path / "m.safetensors")).stdout

@@ -161,6 +161,8 @@ def _new_recipe(raw: Tables) -> Tables:
         section, _, field = path.partition(".")
         if field in (table := result.get(section, {})) and table[field] == now:
             table[field] = then
+    if (engine := result.get("engine", {})).get("name") == "local" and "workers" in engine:
+        engine["workers"] = renames.WORKERS_OF_LOCAL
     return {k: v for k, v in result.items() if v != {} or raw[k] == {}}
 
 

@@ -199,7 +199,7 @@ STEPS: dict[str, Callable[..., None]] = {
 def hide_versions(out: Path) -> None:
     """Replace the random numbers of a fleet's versions in its records."""
     for file in out.glob("*.jsonl"):
-        file.write_text(re.sub(r"\b[0-9a-f]{16}\b", "NUMBER", file.read_text()))
+        file.write_text(re.sub(r"(?<![.\w])[0-9a-f]{16}(?![.\w])", "NUMBER", file.read_text()))
 
 
 def hide_folder(folder: Path) -> None:

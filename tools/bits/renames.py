@@ -92,6 +92,9 @@ ADDED_VALUES: dict[str, tuple[Any, ...]] = {"task.metrics": (["accuracy", "balan
 # Fields whose default is another now, which changes no result: {"section.field": (default of the base, new default)}.
 CHANGED_DEFAULTS: dict[str, tuple[Any, Any]] = {"engine.workers": (2, "auto")}
 
+# What the base's tests gave the local engine, which has no workers and now refuses any number but 1.
+WORKERS_OF_LOCAL = 2
+
 # Recipes, base -> new, as "name" (all variants keep their names) or "name:variant"; one * stands for the rest:
 # {"dadpfl/fmnist-dir:*": "dadpfl/fmnist:dirichlet-*"}. A recipe without variants has its own name as the variant.
 # Tables of papers, as "paper/table:run", too.
@@ -121,6 +124,8 @@ RENAMED_VALUES: dict[str, str] = {
 
 # Words in Markdown, and in text values of JSON, base -> new: headers of tables and notes below them.
 RENAMED_WORDS: dict[str, str] = {
+    "begins anew: ": "restarted without its state: ",
+    "of them the client's alone": "of them only the client's",
     "seeds 1, where the table asks for 1, 2": "the runs use seeds 1; the table asks for 1, 2",
     "| by sample % |": "| pooled % |",
     "| shared %": "| shared model %",

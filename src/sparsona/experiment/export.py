@@ -87,8 +87,8 @@ def export(run: Run, k: int, to: Path, data_dir: Path | None = None, objects: Ob
             stacklevel=2,
         )
     module = module_of(device, client, mail, fleet.local(k), k, new=new)
-    tuned = capabilities(device.method).finetunes is not None
-    which = "before local training" + (' (add "finished" to evaluate.points for a fine-tuned one)' if tuned else "")
+    asked = ' (evaluate.points has no "finished")' if capabilities(device.method).finetunes is not None else ""
+    which = f"as before local training, not tuned at the end{asked}"
     return save_module(module, example, to, about(run.recipe, fleet, k, ADAPTED if new else which))
 
 
