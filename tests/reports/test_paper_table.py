@@ -13,7 +13,7 @@ import tomli_w
 from command import enter, ok
 from made import DITTO, FEDAVG, make
 from small import recipe
-from sparsona.experiment.recipe import tables
+from sparsona.experiment.recipe import RecipeError, tables
 from sparsona.experiment.reproduce import PaperTable, Reproduction, load_table, plan
 from sparsona.experiment.results import Run, RunError
 from sparsona.reports.comparison import compare
@@ -78,6 +78,8 @@ def test_differences_worked_out_by_hand(folder: Path) -> None:
         ({"metric": "bytes", "unit": 1e6}, 3.0),
         ({"metric": "paper bytes", "unit": 1e6}, 2.6),
         ({"metric": "flops", "unit": 1e9}, 4.0),
+        ({"metric": "last round flops", "unit": 1e9}, 2.0),
+        ({"metric": "busiest node", "unit": 1e6}, 1.0),  # down, the busier direction of the server
         ({"metric": "accuracy"}, 50.0),
         ({"metric": "accuracy", "round": "best"}, 70.0),
         ({"metric": "accuracy by sample"}, 50.0),
@@ -88,6 +90,23 @@ def test_what_can_be_measured(folder: Path, more: dict[str, Any], value: float) 
     run = make(folder / "one", FEDAVG[::-1])
     (row,) = compare_with_paper(Reproduction(paper(**more), {"one": ("c", "m")}), [run]).json()
     assert row["mean"] == pytest.approx(value)
+
+
+def test_rounds_to_an_accuracy(folder: Path) -> None:
+    runs = [make(folder / "one", FEDAVG), make(folder / "two", FEDAVG[::-1], recipe={"seed": 2})]
+    made = {"one": ("c", "m"), "two": ("c", "m")}
+    for target, each in ((40.0, [1, 1]), (60.0, [2, 1])):
+        table = paper(metric="rounds to accuracy", target=target, point="before", seeds=[1, 2])
+        (row,) = compare_with_paper(Reproduction(table, made), runs).json()
+        assert (row["mean"], row["seeds"]) == (sum(each) / 2, 2)
+    sheet = compare_with_paper(Reproduction(paper(metric="rounds to accuracy", target=71.0), made), runs)
+    assert sheet.json()[0]["mean"] is None
+    assert "left out, because 71 % was not reached: one, two" in sheet.notes
+    for wrong in ({"metric": "rounds to accuracy"}, {"metric": "accuracy", "target": 50.0}):
+        with pytest.raises(
+            RecipeError, match=r"target: .* is not allowed; expected an accuracy in percent if metric is"
+        ):
+            paper(**wrong)
 
 
 def test_the_bottom_decile_of_the_best_round_is_that_of_the_round_with_the_best_mean(folder: Path) -> None:

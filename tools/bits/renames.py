@@ -112,6 +112,7 @@ ADDED_KEYS = {
     "devices",
     "precision",
     "clients_per_round",
+    "training",
     "never_trained",
     *(f"{name}_{of}" for name in ("clients_per_round", "never_trained") for of in ("mean", "std")),
 }

@@ -92,7 +92,7 @@ def _uphill(task: Task, batch: Batch, gradients: list[Tensor], far: float, gate:
     if gate is not None:
         g.mul_(gate)
     task.flat[: len(g)].add_(g, alpha=far / (float(g.norm()) + 1e-12))
-    uphill = task.gradients(batch)
+    uphill = task.gradients(batch, tally=False)
     task.settle()
     task.flat.copy_(here)  # running statistics too: each batch counts once, where the model is
     return uphill

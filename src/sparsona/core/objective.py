@@ -65,6 +65,11 @@ class Objective:
 
     def correct(self, outputs: Tensor, y: Tensor) -> int | None:
         """The number of correct predictions (all labels of a sample); NaN is never correct. None for numbers."""
+        right = self.right(outputs, y)
+        return None if right is None else int(right.sum())
+
+    def right(self, outputs: Tensor, y: Tensor) -> Tensor | None:
+        """Whether each prediction is correct."""
         match self.target:
             case "number":
                 return None
@@ -72,7 +77,13 @@ class Objective:
                 right = ((outputs > 0) == (y > 0.5)).all(1)
             case _:
                 right = predicted(outputs, y) == y
-        return int((right & ~outputs.isnan().any(-1)).sum())
+        return right & ~outputs.isnan().any(-1)
+
+    def plain(self, y: Tensor) -> Tensor:
+        """Targets without the weights that ``weigh`` gave them."""
+        if self.packed:
+            return self._unpacked(y)[0]
+        return y.argmax(1) if self.target == "class" and y.dim() == 2 else y
 
     def weighted(self, y: Tensor) -> Objective:
         """The objective for targets like y that ``weigh`` gave weights."""

@@ -49,7 +49,7 @@ def moved(mask: Mask, theta: Vector, gradient: Gradient, ctx: Ctx, *, rate: floa
 
 def on_batch(theta: Vector, samples: Samples, batch: int, ctx: Ctx) -> Gradient:
     """The dense gradient at theta, on a batch drawn for the search."""
-    return lambda: ctx.task.gradient_at(theta, samples.batch(ctx.rng("search"), batch))
+    return lambda: ctx.task.gradient_at(theta, samples.batch(ctx.rng("search"), batch), tally=False)
 
 
 def scope_of(layout: Layout, masked: Literal["all", "weights"], dense: tuple[str, ...] = ()) -> Scope:

@@ -14,6 +14,7 @@ from sparsona.core.layout import CPU, Layout, Mask, Vector
 from sparsona.core.objective import Objective
 from sparsona.core.operations import KNOWN_LAYERS
 from sparsona.core.samples import Batch, Batches
+from sparsona.core.tally import Tally
 
 Precision = Literal["float32", "bf16"]
 # gives a tensor the contents of another, and keeps whoever holds it
@@ -47,6 +48,7 @@ class Task:
         self.precision = precision
         self.flops = 0
         self.forward = 0
+        self.tally = Tally()  # of the batches that gradients were computed for
         self.charges = 0  # how often something was counted: without, what was spent is not known
         self.flat = torch.zeros(layout.dim, device=device)
         self.grads = torch.zeros(layout.params, device=device)
@@ -98,23 +100,30 @@ class Task:
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
 
-    def gradient_at(self, theta: Vector, batch: Batch) -> Vector:
+    def gradient_at(self, theta: Vector, batch: Batch, *, tally: bool = True) -> Vector:
         """The dense gradient of the loss at theta, in evaluation mode; it includes the pruned weights."""
         self.load(theta)
         self.model.eval()
         out = torch.zeros_like(self.flat)
-        out[: self.layout.params] = self.gradient(batch)
+        out[: self.layout.params] = self.gradient(batch, tally=tally)
         return out
 
-    def gradient(self, batch: Batch) -> Vector:
+    def gradient(self, batch: Batch, *, tally: bool = True) -> Vector:
         """The gradient of the loss at the loaded vector [params], in a buffer that the next call overwrites."""
-        return self.gather(self.gradients(batch))
+        return self.gather(self.gradients(batch, tally=tally))
 
-    def gradients(self, batch: Batch) -> list[Tensor]:
-        """The gradient of the loss at the loaded vector, tensor by tensor, fresh from the backward pass."""
+    def gradients(self, batch: Batch, *, tally: bool = True) -> list[Tensor]:
+        """The gradient of the loss at the loaded vector, tensor by tensor, fresh from the backward pass.
+
+        Without ``tally`` the batch does not count for the training loss, because another gradient of it does.
+        """
         x, y = batch
-        fresh = torch.autograd.grad(self.objective(self.outputs(x), y), self._live, allow_unused=True)
+        outputs = self.outputs(x)
+        loss = self.objective(outputs, y)
+        fresh = torch.autograd.grad(loss, self._live, allow_unused=True)
         self.charge_gradient(len(y))
+        if tally:
+            self.tally.add(self.objective, loss, outputs, y)
         return [torch.zeros_like(w) if g is None else g for w, g in zip(self._live, fresh, strict=True)]
 
     def gather(self, gradients: list[Tensor]) -> Vector:

@@ -112,6 +112,7 @@ def result_parts(result: Result) -> tuple[Head, list[Blob]]:
         "finite": result.finite,
         "seconds": result.seconds,
         "score": None if score is None else _score_head(score),
+        **({} if result.trained is None else {"trained": _score_head(result.trained)}),
         "kept": result.client is not None,
         "version": result.version,
         "vote": result.vote,
@@ -158,6 +159,7 @@ def read_result(head: Head, blobs: Sequence[Raw], max_bytes: int = ANY_SIZE, *, 
         head["vote"],
         head["notes"],
         None if score is None else Score(**{"metrics": {}, **score}),
+        None if (trained := head.get("trained")) is None else Score(**{"metrics": {}, **trained}),
         head["flops"],
         head["forward"],
         head["finite"],
@@ -188,6 +190,7 @@ def _check_result(head: Head, blobs: int) -> None:
         raise CodecError(f"notes: the value is not allowed; expected at most {_MAX_NOTES} numbers by name")
     _check_version(head["version"])
     _check_score(head["score"])
+    _check_score(head.get("trained"))
     kept, sent, spoke = head["kept"], head["sent"], head["spoke"]
     if not isinstance(spoke, bool) or not (sent is None or is_count(sent)) or (spoke and sent is not None):
         raise CodecError(f"the result is not valid: spoke {spoke!r}, sent {sent!r}")

@@ -81,8 +81,9 @@ class Device:
         match job.kind:
             case "local":
                 ctx = self.ctx(t, "local", t, k)
+                self.task.tally.clear()
                 client, message, predictor = _three(self.method, self.method.local(client, inbox, self.data(k), ctx))
-                model, vote = as_model(self.task, predictor), None
+                model, vote, totals = as_model(self.task, predictor), None, self.task.tally.totals()
                 if able.peer is not None and VOTE in message:
                     vote, message = message.part(VOTE, bool), _without_vote(message)
                 result = Result(
@@ -93,6 +94,7 @@ class Device:
                     flops=None if self.task.charges == charges else self.task.flops - flops,
                     forward=None if self.task.charges == charges else self.task.forward - forward,
                     score=self.score(model, k) if "score" in job.wants else None,
+                    trained=None if totals is None else Score(*totals),
                     finite=is_finite(model.vectors()),
                 )
             case "evaluate":

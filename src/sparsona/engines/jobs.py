@@ -110,6 +110,7 @@ class Result:
     vote: bool | None = None
     notes: dict[str, float] | None = None
     score: Score | None = None
+    trained: Score | None = None  # on the training samples, while training
     flops: int | None = 0  # None: the method trained in a way that nobody counted
     forward: int | None = 0  # the part of them that went forward
     finite: bool = True  # whether the model that training ended with is free of NaN and Inf

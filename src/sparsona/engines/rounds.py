@@ -72,6 +72,7 @@ class RoundResult:
     t: int
     costs: dict[int, ClientCost] = field(default_factory=dict)
     scores: dict[int, Score] = field(default_factory=dict)  # right after local training
+    trained: dict[int, Score] = field(default_factory=dict)  # on the training samples, while training
     left_out: dict[int, str] = field(default_factory=dict)  # clients whose answer was not taken, and why
     notes: dict[int, dict[str, float]] = field(default_factory=dict)  # what the method reports of its clients
     clock: dict[int, tuple[float, float]] = field(default_factory=dict)  # when each would start and finish
@@ -217,5 +218,7 @@ def _keep(result: Result, outcome: RoundResult, store: Store) -> None:
         store.put_version(result.k, result.version)
     if result.score is not None:
         outcome.scores[result.k] = result.score
+    if result.trained is not None:
+        outcome.trained[result.k] = result.trained
     if result.notes is not None:
         outcome.notes[result.k] = result.notes

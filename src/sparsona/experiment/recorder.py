@@ -86,6 +86,8 @@ class Recorder:
                 row[point] = metrics(scores[point], self.task)
         if latest:
             row["after"] = metrics(latest, self.task)
+        if outcome.trained:
+            row["training"] = of_training(outcome.trained)
         self.rows.append(row)
         if self.folder is None:
             self.client_rows.extend(plain(each) for each in _client_rows(outcome, scores))
@@ -142,6 +144,14 @@ def mean_notes(notes: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(each) / len(each) for name, each in values.items()}
 
 
+def of_training(scores: Mapping[int, Score]) -> dict[str, float | int]:
+    """Mean loss and accuracy of the clients that trained, on their training samples and while they trained."""
+    some = [scores[k] for k in sorted(scores) if scores[k].samples]
+    row: dict[str, float | int] = {"loss": sum(s.loss / s.samples for s in some) / max(len(some), 1)}
+    right = [s.correct / s.samples for s in some if s.correct is not None]
+    return row | ({"accuracy": sum(right) / len(right)} if right else {}) | {"clients": len(some)}
+
+
 def _clock(clock: Mapping[int, tuple[float, float]]) -> dict[str, float]:
     """A round in simulated time: its length, the share of clients that start at once, the mean wait."""
     starts = [start for start, _ in clock.values()]
@@ -157,6 +167,8 @@ def _client_rows(outcome: RoundResult, scores: Mapping[str, Mapping[int, Score]]
         row: dict[str, Any] = {"round": outcome.t + 1, "client": k}
         if k in outcome.costs:
             row |= asdict(outcome.costs[k])
+        if k in outcome.trained:
+            row["training"] = outcome.trained[k].row()
         if k in outcome.notes:
             row["notes"] = outcome.notes[k]
         if k in outcome.clock:

@@ -24,7 +24,9 @@ TABLE = "table.json"  # beside plan.json: which cell each run is for
 
 Point = Literal["before", "after", "shared", "finished", "unfinished", "newcomers"]
 Score = Literal["accuracy", "accuracy by sample", "bottom decile"]
-Metric = Literal[Score, "bytes", "paper bytes", "flops", "note"]
+Metric = Literal[
+    Score, "rounds to accuracy", "bytes", "paper bytes", "busiest node", "flops", "last round flops", "note"
+]
 Figure = float | Literal["-"]  # what is printed in a cell, if anything is
 
 
@@ -62,6 +64,7 @@ class PaperTable:
     metric: Metric = "accuracy"
     point: Point | None = None  # of accuracy: the recipe's first if left out
     round: Literal["last", "best"] = "last"  # of accuracy
+    target: float | None = None  # in percent, for metric "rounds to accuracy"
     note: str | None = None  # which one, for metric "note", at the end
     unit: Positive = 1.0  # what the figures printed are counted in, 1e9 for GB; accuracy is in percent
     seeds: tuple[Natural, ...] = (1,)
@@ -99,10 +102,16 @@ class PaperTable:
                 raise ValueError(f"{what}{nearest(column.of, own)}")
         scored = self.metric in get_args(Score)
         asked = any(column.metric or column.point for column in self.columns) or any(row.point for row in self.rows)
-        if not scored and (asked or self.point is not None or self.round != "last"):
+        reached = self.metric == "rounds to accuracy"
+        if not scored and (((asked or self.point is not None) and not reached) or self.round != "last"):
             raise ValueError(f"metric: {shown(self.metric)} does not use point and round; remove them")
         if scored and self.unit != 1:
             raise ValueError(f"unit: {self.unit} is not allowed; accuracy is in percent, leave unit out")
+        if reached != (self.target is not None):
+            raise ValueError(
+                f"target: {shown(self.target)} is not allowed; "
+                'expected an accuracy in percent if metric is "rounds to accuracy", and no target otherwise'
+            )
         if (self.metric == "note") != (self.note is not None):
             raise ValueError(
                 f"note: {shown(self.note or '')} is not allowed; "

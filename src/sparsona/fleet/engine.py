@@ -203,8 +203,9 @@ class FleetEngine:
                     raise CodecError(f"an answer with version {result.version!r} after {before!r}")
             elif result.score is None:  # all others are tests
                 raise CodecError("an answer without a score")
-            if result.score is not None:
-                self._check_score(result.score)
+            for score in (result.score, result.trained):
+                if score is not None:
+                    self._check_score(score)
         except CodecError as error:
             return Result(k, absent=Absent(str(error)))
         except Exception as error:  # whatever a device says, it ends its own part in the round and nobody else's

@@ -58,7 +58,7 @@ class PerFedAvg(FineTuning, WeakClients, Weighting, SgdTraining):
             for ahead, then in zip_longest(each, each):
                 here = w.clone()
                 w.sub_(task.gradient(ahead), alpha=self.inner_lr)
-                g = task.gradient(ahead if then is None else then)  # an odd one out serves twice
+                g = task.gradient(ahead if then is None else then, tally=False)  # an odd one out serves twice
                 w.copy_(here)
                 meta.step(g)
         return task.flat.clone()

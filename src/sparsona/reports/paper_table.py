@@ -11,6 +11,7 @@ from typing import get_args
 from sparsona.experiment.checking import shown
 from sparsona.experiment.reproduce import TABLE, PaperColumn, PaperRow, PaperTable, Point, Reproduction, Score
 from sparsona.experiment.results import Run, RunError, write
+from sparsona.reports.costs import busiest
 from sparsona.reports.run_rows import evaluated
 from sparsona.reports.sheet import Column, Row, Sheet, latex_text, moments
 
@@ -127,9 +128,8 @@ def _cell(column: PaperColumn, row: PaperRow, place: int, values: Sequence[float
 
 def _value(table: PaperTable, run: Run) -> float | None:
     """What a run comes to in the units of the table; None if no client was ever tested."""
-    total = run.summary["total"]
+    total, point = run.summary["total"], table.point or run.point
     if table.metric in get_args(Score):
-        point = table.point or run.point
         once = run.summary.get(point) if point == "newcomers" else None  # when all rounds are over
         scores = [once] if once else [r[point] for r in evaluated(run, point)]
         if not scores:
@@ -142,6 +142,14 @@ def _value(table: PaperTable, run: Run) -> float | None:
             given = f"; allowed: {', '.join(notes)}" if notes else ", which has no notes"
             raise RunError(f"note: {shown(table.note)} not found in {run.path}{given}")
         return notes[table.note] / table.unit
+    if table.metric == "rounds to accuracy":
+        aim = (table.target or 0.0) / 100
+        return next((float(r["round"]) for r in evaluated(run, point) if r[point]["accuracy"] >= aim), None)
+    if table.metric == "busiest node":
+        return busiest(run.rounds, run.clients) / table.unit
+    if table.metric == "last round flops":
+        last = run.rounds[-1]["flops"]
+        return None if last is None else last / table.unit
     keys = {"bytes": ("down", "up"), "paper bytes": ("paper_down", "paper_up"), "flops": ("flops",)}[table.metric]
     if any(total[key] is None for key in keys):
         return None
@@ -162,7 +170,9 @@ def _notes(reproduction: Reproduction, rows: Sequence[Row], untested: Sequence[s
     if any(row["std"] is not None for row in rows):
         yield "± is the standard deviation over seeds"
     if untested:
-        yield f"left out, because no client was tested: {', '.join(untested)}"
+        aim = reproduction.table.target
+        why = "no client was tested" if aim is None else f"{aim:g} % was not reached"
+        yield f"left out, because {why}: {', '.join(untested)}"
 
 
 __all__ = ["CellSheet", "compare_with_paper"]

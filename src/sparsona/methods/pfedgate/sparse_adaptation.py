@@ -84,9 +84,9 @@ class Gated:
         weights, chosen, there = self._weights(x)
         theta = self.theta.requires_grad_()
         logits = self._outputs(x, theta, weights, chosen)
-        of_theta, *rest = torch.autograd.grad(
-            self.task.objective(logits, y), [theta, *self.gate.weights], allow_unused=True
-        )
+        loss = self.task.objective(logits, y)
+        of_theta, *rest = torch.autograd.grad(loss, [theta, *self.gate.weights], allow_unused=True)
+        self.task.tally.add(self.task.objective, loss, logits, y)
         pairs = zip(self.gate.weights, rest, strict=True)
         of_gate = self.gate.gather([torch.zeros_like(w) if g is None else g for w, g in pairs])
         self._charge(len(y), chosen)
