@@ -66,18 +66,17 @@ class Objective:
     def correct(self, outputs: Tensor, y: Tensor) -> int | None:
         """The number of correct predictions (all labels of a sample); NaN is never correct. None for numbers."""
         right = self.right(outputs, y)
-        return None if right is None else int(right.sum())
+        return None if right is None else int((right & ~outputs.isnan().any(-1)).sum())
 
     def right(self, outputs: Tensor, y: Tensor) -> Tensor | None:
-        """Whether each prediction is correct."""
+        """Whether each prediction is correct, if no output is NaN."""
         match self.target:
             case "number":
                 return None
             case "labels":
-                right = ((outputs > 0) == (y > 0.5)).all(1)
+                return ((outputs > 0) == (y > 0.5)).all(1)
             case _:
-                right = predicted(outputs, y) == y
-        return right & ~outputs.isnan().any(-1)
+                return predicted(outputs, y) == y
 
     def plain(self, y: Tensor) -> Tensor:
         """Targets without the weights that ``weigh`` gave them."""

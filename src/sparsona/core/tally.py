@@ -3,40 +3,51 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
+from sparsona.core.arithmetic import precise
 from sparsona.core.objective import Objective
 
+_BATCHES, _OUTPUTS = 256, 1 << 20  # so much is kept before it is added up: one step costs next to nothing
 
-@dataclass
+
 class Tally:
     """Sums over the batches that gradients were computed for, each with the weights before its step."""
 
-    _losses: list[Tensor] = field(default_factory=list)  # a mean per batch
-    _correct: list[Tensor] = field(default_factory=list)  # a number per batch
-    _counts: list[int] = field(default_factory=list)  # predictions per batch
+    def __init__(self) -> None:
+        self.clear()
 
     def clear(self) -> None:
         """Start at zero."""
-        self._losses, self._correct, self._counts = [], [], []
+        self._kept = list[tuple[Objective, Tensor, Tensor, Tensor]]()
+        self._outputs = 0  # entries of what is kept
+        self._loss: Tensor | None = None
+        self._correct: Tensor | None = None
+        self._count = 0
 
     def add(self, objective: Objective, loss: Tensor, outputs: Tensor, y: Tensor) -> None:
         """Add a batch by its mean loss and its outputs."""
-        self._losses.append(loss.detach())
-        self._counts.append(y.numel() if objective.target == "tokens" and not objective.packed else len(y))
-        with torch.no_grad():
-            if (right := objective.right(outputs, objective.plain(y))) is not None:
-                self._correct.append(right.sum())
+        self._kept.append((objective, loss.detach(), outputs.detach(), y))
+        self._outputs += outputs.numel()
+        if len(self._kept) >= _BATCHES or self._outputs >= _OUTPUTS:
+            self._sum()
 
     def totals(self) -> tuple[int | None, int, float] | None:
         """Correct predictions (None for numbers), predictions and their summed loss; None if nothing is known."""
-        if not self._losses:
+        self._sum()
+        total = math.nan if self._loss is None else float(self._loss)
+        if not math.isfinite(total):  # nothing was added, or the model has diverged
             return None
-        losses = torch.stack(self._losses).tolist()
-        total = math.fsum(loss * count for loss, count in zip(losses, self._counts, strict=True))
-        if not math.isfinite(total):  # the model has diverged
-            return None
-        return int(torch.stack(self._correct).sum()) if self._correct else None, sum(self._counts), total
+        return None if self._correct is None else int(self._correct), self._count, total
+
+    def _sum(self) -> None:
+        for objective, loss, outputs, y in self._kept:
+            count = y.numel() if objective.target == "tokens" and not objective.packed else len(y)
+            right = objective.right(outputs, objective.plain(y))
+            loss = precise(loss).double() * count
+            self._loss = loss if self._loss is None else self._loss + loss
+            if right is not None:
+                self._correct = right.sum() if self._correct is None else self._correct + right.sum()
+            self._count += count
+        self._kept, self._outputs = [], 0
