@@ -1,6 +1,7 @@
 """Writers of tiny data sets in the formats of the publishers."""
 
 import gzip
+import json
 import struct
 from pathlib import Path
 
@@ -114,3 +115,26 @@ def ham_arrays() -> dict[str, np.ndarray]:
 def npz(path: Path, arrays: dict[str, np.ndarray], *, packed: bool = False) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     (np.savez_compressed if packed else np.savez)(path, **arrays)  # type: ignore[arg-type]
+
+
+def leaf(path: Path, users: dict[str, tuple[list[object], list[object]]]) -> None:
+    """A file of LEAF's: users with their inputs and targets."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    counts = [len(y) for _, y in users.values()]
+    data = {name: {"x": x, "y": y} for name, (x, y) in users.items()}
+    path.write_text(json.dumps({"users": list(users), "num_samples": counts, "user_data": data}))
+
+
+def femnist_users(names: str, each: int, seed: int = 0) -> dict[str, tuple[list[object], list[object]]]:
+    """Writers with pictures of 28 x 28 grey levels from 0 to 1, as LEAF divides bytes by 255."""
+    x = pictures(each * len(names), 784, seed=seed)
+    rows = [(row / 255).tolist() for row in x]
+    return {
+        f"f{i:04}_{name}": (rows[i * each : (i + 1) * each], [(i + j) % 62 for j in range(each)])
+        for i, name in enumerate(names)
+    }
+
+
+def shakespeare_users(lines: dict[str, str]) -> dict[str, tuple[list[object], list[object]]]:
+    """Roles with each 80 characters of their text, and the character that follows."""
+    return {role: ([text[i : i + 80] for i in range(len(text) - 80)], list(text[80:])) for role, text in lines.items()}

@@ -132,6 +132,11 @@ def test_emnist_is_turned_upright(tmp_path: Path) -> None:
     assert np.array_equal(letters.x_train.numpy()[..., 0], upright)
     assert np.array_equal(letters.y_test.numpy(), y - 1)
     assert (letters.classes, load("emnist-byclass", tmp_path).classes) == (26, 62)
+    raw = tmp_path / "torchvision" / "EMNIST" / "raw"  # where torchvision unpacks them
+    raw.mkdir(parents=True)
+    for path in (tmp_path / "emnist").glob("*letters*.gz"):
+        (raw / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
+    assert torch.equal(load("emnist-letters", raw.parents[1]).x, letters.x)
     official.write_idx(tmp_path / "emnist", "emnist-letters-test", upright, official.labels(52, 26))
     with pytest.raises(DataError, match=r"emnist-letters: label 0 of sample 52 is not allowed; expected \[1, 26\]"):
         load("emnist-letters", tmp_path)

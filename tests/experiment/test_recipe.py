@@ -162,7 +162,7 @@ def test_a_bad_value_is_told_with_its_field_and_what_is_allowed(key: str, value:
 
 def test_a_source_names_at_most_five() -> None:
     assert refused(changed("data.source", "mnst")) == 'data.source: "mnst" not found; did you mean "mnist"?'
-    some = "cifar10, cifar100, digits, emnist-byclass, emnist-letters and 4 more"
+    some = "cifar10, cifar100, digits, emnist-byclass, emnist-letters and 6 more"
     own = 'or your own: a path or "package.module:name"'
     assert refused(changed("data.source", "xyz")) == f'data.source: "xyz" not found; allowed: {some}, {own}'
 

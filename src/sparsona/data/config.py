@@ -14,8 +14,8 @@ from sparsona.core.text import nearest
 from sparsona.data.dataset import Target
 
 SOURCE_NAMES = (
-    *("digits", "mnist", "fashion-mnist", "emnist-letters", "emnist-byclass"),
-    *("cifar10", "cifar100", "imdb", "ham10000"),
+    *("digits", "mnist", "fashion-mnist", "emnist-letters", "emnist-byclass", "femnist"),
+    *("cifar10", "cifar100", "imdb", "shakespeare", "ham10000"),
 )
 
 PartitionName = Literal["iid", "dirichlet", "pathological", "shards", "lambda", "natural", "file"]
@@ -25,6 +25,11 @@ Missing = Literal["mean", "drop"]
 _OPEN = cast(Any, None)
 OPEN = ("clients", "partition", "key", "split", "classes")  # what the data decide if a recipe does not
 _BUILT_IN = {"clients": 20, "partition": "dirichlet", "split": "ratio", "vocabulary": 10_000, "length": 256}
+_NATURAL = {"femnist": "writer", "shakespeare": "role"}  # sources divided by this key unless a recipe says otherwise
+_OF_SOURCE: dict[str, dict[str, Any]] = {
+    **{name: {"partition": "natural"} for name in _NATURAL},
+    "shakespeare": {"partition": "natural", "vocabulary": 82, "length": 80},
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class DataConfig:
     ] = _OPEN
     partition: Annotated[
         PartitionName,
-        Doc("how samples are divided among clients; default: natural if your data name clients, else dirichlet"),
+        Doc("how samples are divided among clients; default: natural if the data name clients, else dirichlet"),
     ] = _OPEN
     alpha: Annotated[
         Annotated[float, Interval(gt=0, le=1e6)], Doc("dirichlet: concentration; smaller values give more label skew")
@@ -54,7 +59,7 @@ class DataConfig:
         Annotated[float, Interval(ge=0, le=1)], Doc("lambda: fraction of the samples that is sorted by label; 0 is IID")
     ] = 1.0
     key: Annotated[
-        str, Doc("natural: key to group by (writer, site, movie, ...); default: the clients named in your data")
+        str, Doc("natural: key to group by (writer, role, site, ...); default: the clients that the data name")
     ] = ""
     merge_keys: Annotated[
         bool, Doc("natural: use all keys, several per client; false: one randomly drawn key per client")
@@ -98,11 +103,13 @@ class DataConfig:
     ] = ()
     vocabulary: Annotated[
         Annotated[int, Interval(ge=3, le=1_000_000)],
-        Doc("text: vocabulary size; default: 10,000 most frequent words if built in, else all ids in your data"),
+        Doc(
+            "text: vocabulary size; default: 10,000 words (imdb), 82 characters (shakespeare), or all ids in your data"
+        ),
     ] = _OPEN
     length: Annotated[
         Annotated[int, Interval(ge=1, le=10_000)],
-        Doc("text: tokens per sample; default: 256 words if built in (the last ones), 80 characters for text files"),
+        Doc("text: tokens per sample; default: the last 256 words (imdb), 80 characters (shakespeare, text files)"),
     ] = _OPEN
     seed: Annotated[
         Annotated[int, Ge(0)] | None, Doc("seed of the partition and the splits; default: the recipe's seed")
@@ -136,8 +143,12 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         filled = [name for name in _BUILT_IN if getattr(self, name) is None] if self.built_in else []
+        defaults = _BUILT_IN | _OF_SOURCE.get(self.source, {})
         for name in filled:
-            object.__setattr__(self, name, _BUILT_IN[name])
+            object.__setattr__(self, name, defaults[name])
+        if self.partition == "natural" and not self.key and self.source in _NATURAL:
+            object.__setattr__(self, "key", _NATURAL[self.source])
+            filled.append("key")
         object.__setattr__(self, "_filled", tuple(filled))
         self._check_own()
         if self.pool and self.split not in ("ratio", None):
@@ -182,7 +193,7 @@ class DataConfig:
 
     def with_object(self, name: str) -> DataConfig:
         """The configuration for a Python object of this name as the source; the object fills what was not set."""
-        unset: dict[str, Any] = dict.fromkeys(self._filled)  # type: ignore[attr-defined]
+        unset: dict[str, Any] = {field: "" if field == "key" else None for field in self._filled}  # type: ignore[attr-defined]
         return replace(self, source=name, **unset)
 
     def located(self) -> DataConfig:

@@ -43,7 +43,8 @@ class Fleet:
     @property
     def named(self) -> bool:
         """Whether the data name their clients."""
-        return not self.config.built_in and any(name != str(k) for k, name in enumerate(self.names))
+        own = self.config.partition == "natural" or not self.config.built_in
+        return own and any(name != str(k) for k, name in enumerate(self.names))
 
     @property
     def lazy(self) -> bool:

@@ -40,22 +40,33 @@ class Files:
     def find(self, file: str) -> Path:
         """The path of a file; a gzip file may also lie there unpacked."""
         names = (file, file.removesuffix(".gz")) if file.endswith(".gz") else (file,)
+        for folder in self._folders:
+            for candidate in names:
+                if (path := folder / candidate).is_file():
+                    return path
+        raise self.missing(file)
+
+    def listed(self, folder: str, pattern: str) -> list[Path]:
+        """The files of a folder that a pattern fits, in the order of their names; none if there is no such folder."""
+        for base in self._folders:
+            if paths := sorted(path for path in (base / folder).glob(pattern) if path.is_file()):
+                return paths
+        return []
+
+    def missing(self, file: str) -> DataError:
+        """The error where a file is nowhere."""
         offer = f"the data set is published at {self.source.url}"
         if self.root is None:
-            raise DataError(
+            return DataError(
                 f"{self.source.title}: {self.source.folders[0]}/{file} not found; "
                 f"set the data directory with --data-dir or {ENVIRONMENT}; {offer}"
             )
-        for folder in self.source.folders:
-            for candidate in names:
-                if (path := self.root / folder / candidate).is_file():
-                    return path
-        looked = ", ".join(str(self.root / folder) for folder in self.source.folders)
-        raise DataError(f"{self.source.title}: {file} not found in {looked}; {offer}")
+        return DataError(f"{self.source.title}: {file} not found in {', '.join(map(str, self._folders))}; {offer}")
 
     def has(self, file: str) -> bool:
         """Whether an optional file is there, packed or not."""
-        names = {file, file.removesuffix(".gz")}
-        return self.root is not None and any(
-            (self.root / folder / name).is_file() for folder in self.source.folders for name in names
-        )
+        return any((folder / name).is_file() for folder in self._folders for name in {file, file.removesuffix(".gz")})
+
+    @property
+    def _folders(self) -> list[Path]:
+        return [] if self.root is None else [self.root / folder for folder in self.source.folders]

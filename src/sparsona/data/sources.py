@@ -18,6 +18,7 @@ from sparsona.data.readers.ham10000 import read_ham10000
 from sparsona.data.readers.hugging_face import is_saved, read_saved
 from sparsona.data.readers.idx import BYCLASS, DIGITS, FASHION, LETTERS, emnist_reader, mnist_reader
 from sparsona.data.readers.imdb import read_imdb
+from sparsona.data.readers.leaf import read_femnist, read_shakespeare
 from sparsona.data.readers.npz import read_own_npz
 from sparsona.data.readers.parquet import read_parquet
 from sparsona.data.readers.pictures import is_pictures, read_pictures
@@ -25,6 +26,7 @@ from sparsona.data.readers.text import is_texts, read_text
 
 _EMNIST = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
 _EMNIST_FOLDERS = ("emnist", "emnist/gzip", "EMNIST/raw")
+_LEAF = "https://github.com/TalwalkarLab/leaf"
 _CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html"
 
 SOURCES: dict[str, Source] = {
@@ -47,9 +49,11 @@ SOURCES: dict[str, Source] = {
     "emnist-byclass": Source(
         "EMNIST by class", _EMNIST, _EMNIST_FOLDERS, emnist_reader("byclass", BYCLASS, 0, 0.1736, 0.3317)
     ),
+    "femnist": Source("FEMNIST", _LEAF, ("femnist", "femnist/data"), read_femnist),
     "cifar10": Source("CIFAR-10", _CIFAR, ("cifar-10-batches-bin",), read_cifar10),
     "cifar100": Source("CIFAR-100", _CIFAR, ("cifar-100-binary",), read_cifar100),
     "imdb": Source("IMDB reviews", "https://ai.stanford.edu/~amaas/data/sentiment/", ("imdb",), read_imdb),
+    "shakespeare": Source("Shakespeare", _LEAF, ("shakespeare", "shakespeare/data"), read_shakespeare),
     "ham10000": Source("HAM10000", "https://doi.org/10.7910/DVN/DBW86T", ("ham10000-28",), read_ham10000),
 }
 
@@ -90,10 +94,13 @@ def _read_folder(folder: Path, config: DataConfig) -> Dataset:
     )
 
 
-def load(name: str, root: Path | None = None, *, vocabulary: int = 10_000, length: int = 256) -> Dataset:
+def load(name: str, root: Path | None = None, *, vocabulary: int | None = None, length: int | None = None) -> Dataset:
     """A data set by name, from ``root`` or else the directory the environment variable SPARSONA_DATA names."""
     if name not in SOURCES:
         raise ValueError(f'data.source: "{name}" not found{nearest(name, SOURCES)}')
+    default = DataConfig(source=name)
+    vocabulary = default.vocabulary if vocabulary is None else vocabulary
+    length = default.length if length is None else length
     if vocabulary < 3:
         raise ValueError(
             f"data.vocabulary: {vocabulary} is not allowed; expected an int >= 3, as ids 0 to 2 are reserved"
