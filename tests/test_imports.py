@@ -223,7 +223,7 @@ SINGLE_USER = {
     "Initialiser": "the optional half of a mask searcher, beside Search",
     "cohort": "the topology of a round with a server, beside those without one",
     "mask_nbytes": "the size of a code, beside the code; papers are recomputed with it",
-    "overlap_mean": "an aggregation, beside the others; papers are recomputed with it",
+    "overlap_mean": "an aggregation, beside the others; tests recompute means with it",
     "prior_probability": "a property of a topology, beside it; papers are recomputed with it",
 }
 

@@ -28,7 +28,7 @@ from sparsona.experiment.results import Run, plain
 from sparsona.experiment.setup import choose_newcomers
 from sparsona.methods import METHODS
 from sparsona.models import MODELS
-from sparsona.papers import CHECKS, Line
+from sparsona.papers import CHECKS, Counts, Line
 from sparsona.papers.tables import figure_table, waiting_table
 from sparsona.papers.waiting import Pick, Waiting, waiting
 from sparsona.papers.waiting_figure import waiting_figure
@@ -212,8 +212,7 @@ class PaperChecks(Mapping[str, list[Line]]):
     titles: Mapping[str, str]
 
     def __repr__(self) -> str:
-        counts = (f"{sum(x.agrees for x in lines)} of {len(lines)} in {name}" for name, lines in self.items())
-        return f"PaperChecks({', '.join(counts)} agree)"
+        return f"PaperChecks({'; '.join(f'{name}: {counts}' for name, counts in self.counts.items())})"
 
     def __getitem__(self, paper: str) -> list[Line]:
         return self.lines[paper]
@@ -225,13 +224,19 @@ class PaperChecks(Mapping[str, list[Line]]):
         return len(self.lines)
 
     @property
+    def counts(self) -> dict[str, Counts]:
+        """How many numbers agree, by paper: printed ones apart from derived ones."""
+        return {paper: Counts.of(lines) for paper, lines in self.items()}
+
+    @property
     def failed(self) -> bool:
         """Whether a number differs unexpectedly."""
-        return any(line.failed for lines in self.values() for line in lines)
+        return any(counts.failed for counts in self.counts.values())
 
-    def json(self) -> list[dict[str, Any]]:
-        """All numbers as plain values."""
-        return [{"check": paper, **line.json()} for paper, lines in self.items() for line in lines]
+    def json(self) -> dict[str, Any]:
+        """The counts by paper, and all numbers, as plain values."""
+        rows = [{"check": paper, **line.json()} for paper, lines in self.items() for line in lines]
+        return {"counts": {paper: dataclasses.asdict(counts) for paper, counts in self.counts.items()}, "lines": rows}
 
     def render(self, width: int) -> Iterator[Part]:
         """A table per paper."""

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from sparsona.papers.dadpfl import dadpfl
 from sparsona.papers.fedpse import fedpse
 from sparsona.papers.fedspa import fedspa
-from sparsona.papers.line import Line
+from sparsona.papers.line import Counts, Line
 from sparsona.papers.perfedmask import perfedmask
 from sparsona.papers.pfedgate import pfedgate
 
-__all__ = ["CHECKS", "Line"]
+__all__ = ["CHECKS", "Counts", "Line"]
 
 CHECKS: dict[str, Callable[[], Iterator[Line]]] = {
     "fedspa": fedspa,

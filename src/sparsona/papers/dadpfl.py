@@ -3,7 +3,8 @@
 The paper: "Decentralized Personalized Federated Learning based on a Conditional 'Sparse-to-Sparser' Scheme".
 Communication is what the busiest client sends to its neighbours in a round, one direction, in MiB though the paper
 writes MB. Training counts three forward passes per sample. Waits and their delays are those of one training time for
-everybody. The paper does not state HAM10000's samples per client, which are taken from its dense figure.
+everybody. The paper does not state HAM10000's samples per client: they are derived from its dense figure, which is
+therefore not among the figures here.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ import torch
 from sparsona.core import masks, topology
 from sparsona.core.layout import Layout
 from sparsona.core.rng import Rng
+from sparsona.core.topology import RoundPlan, Topology
 from sparsona.methods.dadpfl.pruning import PQ, prune_rounds
-from sparsona.papers.line import Line, half_step, value
+from sparsona.papers.line import DERIVED, Line, compared, half_step, value
 from sparsona.papers.sizes import layout_of, value_bytes
-from sparsona.papers.waiting import Pick, at_once, finishes, graph, waiting
+from sparsona.papers.waiting import Pick, finishes, graph, waiting
 from sparsona.reports.costs import DeviceModel
 
 CLIENTS, NEIGHBOURS, EPOCHS, BATCH = 100, 10, 5, 128  # Section VI-A
 DENSITY = 0.5
 SHORTCUTS = ("*.shortcut.0.weight",)
-DERIVED = "derived"
+LAYOUT, FLOPS, BYTES = "core.layout.Layout.of", "core.layout.Layout.flops", "core.wire.Message.value_nbytes"
+PRUNING, WAITING = "methods.dadpfl.pruning", "papers.waiting.waiting"
+PLAN, CHANCE = "core.topology.Topology.plan", "core.topology.prior_probability"
 MIB, UNIT = 2**20, 1e12  # of Table II
 DRAWS, COMPARED = 2000, 5  # random graphs for each delay; and for holding the fast way to it against the plain one
 
@@ -40,7 +44,7 @@ class DADPFLTask:
     model: str
     classes: int  # of the model that is counted
     shape: tuple[int, ...]
-    samples: int  # per client
+    samples: int | None  # per client, if the paper states them
     params: str
     forward: str
     dense: str  # MiB; from here on Table II
@@ -51,7 +55,7 @@ class DADPFLTask:
     sparse_flops: str
     searched: bool  # whether the printed figure of sparse training holds the batch that masks are searched with
     kept: tuple[str, ...] = ()  # weights that ERK leaves dense
-    stated: dict[str, str] = field(default_factory=dict)  # why a printed figure differs
+    stated: dict[str, tuple[str, str]] = field(default_factory=dict)  # the derived figure, why the printed one differs
 
     @cached_property
     def layout(self) -> Layout:
@@ -67,9 +71,14 @@ class DADPFLTask:
         """What goes to the neighbours of a client in a round."""
         return NEIGHBOURS * value_bytes(masks.kept(self.layout.params, sparsity)) / MIB
 
+    @property
+    def each(self) -> float:
+        """Samples per client: as stated, or as the dense figure implies."""
+        return self.samples or value(self.dense_flops) * UNIT / (3 * EPOCHS * self.layout.flops())
+
     def training(self, forward: int) -> float:
         """Operations of a client's round with this forward pass, in the unit of Table II."""
-        return 3 * EPOCHS * self.samples * forward / UNIT
+        return 3 * EPOCHS * self.each * forward / UNIT
 
     @property
     def search(self) -> float:
@@ -86,7 +95,7 @@ ALEXNET = DADPFLTask(
     model="alexnet",
     classes=10,
     shape=(3, 64, 64),
-    samples=638,
+    samples=None,
     params="23,272,266",
     forward="376,045,578",
     dense="887.8",
@@ -97,8 +106,9 @@ ALEXNET = DADPFLTask(
     sparse_flops="2.0",
     searched=False,
     stated={
-        "half": "cut off, not rounded",
-        "sparse_flops": "with the samples that the dense figure implies, ERK at density 0.5 costs more",
+        "seven": ("887.30", "the figure is that of 10 classes; the data have 7"),
+        "half": ("443.88", "cut off, not rounded"),
+        "sparse_flops": ("2.40", "ERK at density 0.5 costs two thirds of the dense figure"),
     },
 )
 RESNET = DADPFLTask(
@@ -117,7 +127,7 @@ RESNET = DADPFLTask(
     sparse_flops="7.1",
     searched=True,
     kept=SHORTCUTS,
-    stated={"half": "a slip: half of the dense figure, which agrees, is 213.1"},
+    stated={"half": ("213.13", "a slip: half of the dense figure, which agrees, is 213.1")},
 )
 VGG = DADPFLTask(
     name="VGG11 on CIFAR-100",
@@ -135,8 +145,8 @@ VGG = DADPFLTask(
     sparse_flops="1.6",
     searched=False,
     stated={
-        "dense": "0.2 % less than the model has, whose FLOPs agree",
-        "half": "half of the dense figure, which differs too",
+        "dense": ("353.90", "0.2 % less than the model has, whose FLOPs agree"),
+        "half": ("176.95", "half of the dense figure, which differs too"),
     },
 )
 DELAYS: dict[int, dict[int, str]] = {  # M: N: delay
@@ -167,23 +177,22 @@ def dadpfl() -> Iterator[Line]:
 
 
 def _model(job: DADPFLTask) -> Iterator[Line]:
-    line = partial(Line, job.name)
+    line = partial(Line, job.name, via=LAYOUT)
     yield line("parameters", DERIVED, job.params, job.layout.params)
     if job is ALEXNET:
         seven = layout_of(job.model, 7, job.shape)
         yield line("parameters with 7 classes", DERIVED, "23,259,975", seven.params)
-        yield line("FLOPs of a forward pass, 7 classes", DERIVED, "376,020,999", seven.flops())
-    yield line("FLOPs of a forward pass", DERIVED, job.forward, job.layout.flops())
+        yield line("FLOPs of a forward pass, 7 classes", DERIVED, "376,020,999", seven.flops(), via=FLOPS)
+    yield line("FLOPs of a forward pass", DERIVED, job.forward, job.layout.flops(), via=FLOPS)
 
 
 def _communication(job: DADPFLTask) -> Iterator[Line]:
-    line = partial(Line, f"{job.name}, communication of the busiest client, MiB")
-    yield line("dense", "Table II", job.dense, job.mib(), stated=job.stated.get("dense", ""))
+    line = partial(Line, f"{job.name}, communication of the busiest client, MiB", via=BYTES)
+    yield from compared(line, "dense", "Table II", job.dense, job.mib(), *job.stated.get("dense", ()))
     if job is ALEXNET:
-        why = "the figure is that of 10 classes; the data have 7"
         seven = NEIGHBOURS * value_bytes(layout_of(job.model, 7, job.shape).params) / MIB
-        yield line("dense, 7 classes", "Table II", job.dense, seven, stated=why)
-    yield line("half", "Table II", job.half, job.mib(1 - DENSITY), stated=job.stated.get("half", ""))
+        yield from compared(line, "dense, 7 classes", "Table II", job.dense, seven, *job.stated["seven"])
+    yield from compared(line, "half", "Table II", job.half, job.mib(1 - DENSITY), *job.stated.get("half", ()))
     for setting, sparsity, printed in job.sparser:
         blur = half_step(sparsity) * job.mib() + half_step(printed)
         note = "the sparsity is printed with two decimals"
@@ -192,27 +201,29 @@ def _communication(job: DADPFLTask) -> Iterator[Line]:
 
 
 def _training(job: DADPFLTask) -> Iterator[Line]:
-    line = partial(Line, f"{job.name}, training of a client and round, 1e12 FLOPs")
-    dense = job.training(job.layout.flops())
-    if job is ALEXNET:
-        samples = value(job.dense_flops) / dense * job.samples
-        blur = samples * half_step(job.dense_flops) / value(job.dense_flops)
-        note = "the paper does not state it; the figure is rounded"
-        yield line(f"samples per client, by {job.dense_flops}e12 FLOPs", DERIVED, str(job.samples), samples, blur, note)
-    yield line("dense", "Table II", job.dense_flops, dense)
-    yield line("DFedSAM, two passes", "Table II", job.sam_flops, 2 * dense)
-    sparse = job.training(job.erk())
+    line = partial(Line, f"{job.name}, training of a client and round, 1e12 FLOPs", via=FLOPS)
     what = "FedDST and DisPFL, ERK at density 0.5"
+    if job.samples is None:
+        note = f"the paper does not state them; {job.dense_flops} is rounded, so that it may be 9 more or fewer"
+        yield line(
+            f"samples per client, by {job.dense_flops}e12 FLOPs of dense training", DERIVED, "638", job.each, note=note
+        )
+        what += f", if dense is {job.dense_flops}"
+    else:
+        dense = job.training(job.layout.flops())
+        yield line("dense", "Table II", job.dense_flops, dense)
+        yield line("DFedSAM, two passes", "Table II", job.sam_flops, 2 * dense)
+    line, sparse = partial(line, via="core.masks.erk_counts"), job.training(job.erk())
     what += ", shortcuts dense" if job.kept else ""
     what += ", and a dense batch" if job.searched else ""
     total = sparse + job.search * job.searched
-    yield line(what, "Table II", job.sparse_flops, total, stated=job.stated.get("sparse_flops", ""))
+    yield from compared(line, what, "Table II", job.sparse_flops, total, *job.stated.get("sparse_flops", ()))
     if job is VGG:
         yield line(f"{what}, and a dense batch", DERIVED, "1.73", sparse + job.search)
 
 
 def _erk() -> Iterator[Line]:
-    line = partial(Line, f"{RESNET.name}, ERK at density {DENSITY}")
+    line = partial(Line, f"{RESNET.name}, ERK at density {DENSITY}", via="core.masks.erk_counts")
     layout = RESNET.layout
     for what, kept, size, ones in (
         ("all weights", (), "11,164,352", "5,582,173"),
@@ -221,14 +232,14 @@ def _erk() -> Iterator[Line]:
         scope = masks.weights(layout, kept)
         counts = masks.erk_counts(layout, DENSITY, scope)
         inside = sum(n for n, ok in zip(layout.sizes, scope, strict=True) if ok)
-        yield line(what, DERIVED, size, inside)
+        yield line(what, DERIVED, size, inside, via="core.masks.weights")
         yield line(f"{what}, kept", DERIVED, ones, sum(n for n, ok in zip(counts, scope, strict=True) if ok))
         if kept:
-            yield line("other parameters, dense", DERIVED, "181,642", layout.params - inside)
+            yield line("other parameters, dense", DERIVED, "181,642", layout.params - inside, via="core.masks.weights")
 
 
 def _cost() -> Iterator[Line]:
-    line = partial(Line, f"{RESNET.name}, cost of a dense client and round")
+    line = partial(Line, f"{RESNET.name}, cost of a dense client and round", via="reports.costs.DeviceModel.cost")
     flops = RESNET.training(RESNET.layout.flops()) * UNIT
     nbytes = RESNET.mib() * MIB
     computing, sending = DeviceModel().cost(flops, 0), DeviceModel().cost(0, nbytes)
@@ -239,7 +250,7 @@ def _cost() -> Iterator[Line]:
 
 
 def _prior() -> Iterator[Line]:
-    line = partial(Line, f"Proposition 1, {CLIENTS} clients that read {NEIGHBOURS} others")
+    line = partial(Line, f"Proposition 1, {CLIENTS} clients that read {NEIGHBOURS} others", via=CHANCE)
     middle = ("0.000659", "0.00788", "0.040526", "0.118123", "0.216111", "0.259334")
     known: dict[int, dict[int, str]] = {
         1: {0: "1"},
@@ -251,7 +262,7 @@ def _prior() -> Iterator[Line]:
         for m, printed in chances.items():
             chance = topology.prior_probability(k, CLIENTS, NEIGHBOURS, m)
             yield line(f"chance that the client in place {k} reads {m} earlier ones", DERIVED, printed, chance)
-    line = partial(Line, "Effective local steps, relative to those of a client")
+    line = partial(Line, "Effective local steps, relative to those of a client", via=CHANCE)
     for fleet, neighbours, printed in ((6, 2, "1.3333"), (100, 10, "1.4545"), (100, 99, "1.495")):
         what = f"{fleet} clients that read {neighbours} others"
         yield line(what, DERIVED, printed, 1 + _earlier(fleet, neighbours) / (neighbours + 1))
@@ -264,39 +275,45 @@ def _earlier(clients: int, neighbours: int) -> float:
 
 
 def _parallelism() -> Iterator[Line]:
-    line = partial(Line, f"Parallelism: the share of {CLIENTS} clients that start at once (Figure 8)")
+    line = partial(Line, f"Parallelism: the share of {CLIENTS} clients that start at once (Figure 8)", via=CHANCE)
     for neighbours, printed in ((1, "0.5"), (2, "0.333"), (5, "0.1667"), (10, "0.0909"), (20, "0.0476"), (99, "0.01")):
         places = range(1, CLIENTS + 1)
         chance = sum(topology.prior_probability(k, CLIENTS, neighbours, 0) for k in places) / CLIENTS
         yield line(f"M = {neighbours}, by Proposition 1", DERIVED, printed, chance)
-        yield line(f"M = {neighbours}, 1 / (M + 1)", DERIVED, printed, at_once(neighbours))
-    plan = topology.ordered(topology.random(CLIENTS, NEIGHBOURS, Rng(1)), Rng(1, "order"), 0)
-    yield line("N = 0", DERIVED, "1", sum(start == 0 for start, _ in plan.clock().values()) / CLIENTS)
+    plan = Topology(neighbours=NEIGHBOURS, max_wait=0).plan(CLIENTS, 0, 1, Rng(1))
+    yield line("N = 0", DERIVED, "1", len(plan.waves()[0]) / CLIENTS, via=PLAN)
+
+
+def _plan(reads: topology.Reads, max_wait: int, pick: Pick = "fastest") -> RoundPlan:
+    """A round of a run with this graph, in which clients train in the order of their numbers."""
+    pairs = tuple((j, k) for k, others in reads.items() for j in others)
+    graph = Topology(name="edges", pairs=pairs, directed=True, order="id", max_wait=max_wait, pick=pick)
+    return graph.plan(len(reads), 0, 1, Rng(1))
 
 
 def _figure_1() -> Iterator[Line]:
-    line = partial(Line, "Who waits for whom, 6 clients that read 2 others")
-    # earlier ones as printed; the later ones are of no account
-    reads = {1: (5, 6), 2: (3, 4), 3: (2, 6), 4: (5, 6), 5: (1, 6), 6: (1, 5)}
+    line = partial(Line, "Who waits for whom, 6 clients that read 2 others", via=PLAN)
+    # earlier ones as printed; the later ones are of no account; the paper numbers clients from 1, a run from 0
+    reads = {0: (4, 5), 1: (2, 3), 2: (1, 5), 3: (4, 5), 4: (0, 5), 5: (0, 4)}
     printed: dict[int, dict[int, tuple[str, ...]]] = {
         0: {},
         1: {3: ("2",), 5: ("1",), 6: ("1",)},
         2: {3: ("2",), 5: ("1",), 6: ("1", "5")},
     }
     for wait, awaited in printed.items():
-        plan = topology.ordered(reads, Rng(1), wait, order="id")
+        plan = _plan(reads, wait)
         yield line(f"N = {wait}: start at once", "Fig. 1", str(6 - len(awaited)), len(plan.waves()[0]))
         for k, nodes in awaited.items():
-            fresh = sorted(plan.fresh[k])
+            fresh = sorted(j + 1 for j in plan.fresh[k - 1])
             yield line(f"N = {wait}: clients that {k} waits for", "Fig. 1", str(len(nodes)), len(fresh))
             for node, j in zip(nodes, fresh, strict=False):  # their number is a separate line
                 yield line(f"N = {wait}: {k} waits for client {node}", "Fig. 1", node, j)
-    together = topology.ordered(reads, Rng(1), 1, order="id").waves()[1]
+    together = _plan(reads, 1).waves()[1]
     yield line("N = 1: then train together", "Remark 2", "3", len(together))
 
 
 def _delay() -> Iterator[Line]:
-    line = partial(Line, f"Delay: length of a round of {CLIENTS} clients in training times (Figure 9)")
+    line = partial(Line, f"Delay: length of a round of {CLIENTS} clients in training times (Figure 9)", via=WAITING)
     note = f"a mean over {DRAWS} random graphs against one over others: 3 % allowed"
     picks: dict[Pick, dict[int, dict[int, str]]] = {"fastest": DELAYS, "smallest id": BY_ID}
     pairs = []
@@ -310,14 +327,13 @@ def _delay() -> Iterator[Line]:
                 pairs.append((m, n, pick))
         if pick == "fastest":
             ratio = simulation.delay[20, 20].mean / simulation.delay[10, 10].mean
-            quote = "in words: approximately double"
-            yield line("M = N = 20 relative to M = N = 10", "Sect. VI-C", "2", ratio, note=quote)
+            quote = "the paper says: approximately double; a mean over random graphs, 3 % allowed"
+            yield line("M = N = 20 relative to M = N = 10", DERIVED, "1.65", ratio, 0.03 * 1.65, quote)
     differ = sum(_lengths(m, n, pick) for m, n, pick in pairs)
-    yield line(f"of {len(pairs) * COMPARED} rounds, other than by the clock of a run", DERIVED, "0", differ)
-    everyone = topology.full(CLIENTS)
+    yield line(f"of {len(pairs) * COMPARED} rounds, other than by the clock of a run", DERIVED, "0", differ, via=PLAN)
     for wait, printed in ((0, "1"), (1, "2"), (2, "3"), (5, "6"), (10, "11"), (20, "21"), (99, "100")):
-        clock = topology.ordered(everyone, Rng(1), wait).clock()
-        yield line(f"M = 99, N = {wait}", DERIVED, printed, int(max(finish for _, finish in clock.values())))
+        waves = Topology(name="full", max_wait=wait).plan(CLIENTS, 0, 1, Rng(1)).waves()
+        yield line(f"M = 99, N = {wait}", DERIVED, printed, len(waves), via=PLAN)
 
 
 def _lengths(neighbours: int, wait: int, pick: Pick) -> int:
@@ -325,14 +341,14 @@ def _lengths(neighbours: int, wait: int, pick: Pick) -> int:
     differ = 0
     for i in range(COMPARED):
         reads = graph(CLIENTS, neighbours, Rng(1, "compared", i))
-        named = {k: tuple(sorted(int(j) for j in row)) for k, row in enumerate(reads)}
-        clock = topology.ordered(named, Rng(1), wait, order="id", pick=pick).clock()
-        differ += max(finish for _, finish in clock.values()) != int(finishes(reads[None], wait, pick).max())
+        plan = _plan(dict(enumerate(map(tuple, reads.tolist()))), wait, pick)
+        differ += len(plan.waves()) != int(finishes(reads[None], wait, pick).max())
     return differ
 
 
 def _index() -> Iterator[Line]:
-    line = partial(Line, "PQ index, p = 0.5, q = 1, and how many entries it prunes")
+    line = partial(Line, "PQ index, p = 0.5, q = 1, and how many entries it prunes", via=f"{PRUNING}.PQ.index")
+    less = partial(line, via=f"{PRUNING}.PQ.spare")
     pq = PQ()
     for name, entries, index, pruned in (
         ("1, 1, 1, 1", [1.0] * 4, "0", "0"),
@@ -341,20 +357,20 @@ def _index() -> Iterator[Line]:
         ("1, 0, 0, 0", [1.0, 0.0, 0.0, 0.0], "0.75", "3"),
     ):
         yield line(f"index of {name}", DERIVED, index, pq.index(torch.tensor(entries)))
-        yield line(f"pruned of {name}", DERIVED, pruned, pq.spare(torch.tensor(entries)))
+        yield less(f"pruned of {name}", DERIVED, pruned, pq.spare(torch.tensor(entries)))
     steps = (torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000
     normal, uniform = torch.special.ndtri(steps), 2 * steps - 1
     yield line("index of a standard normal", DERIVED, "0.15279", pq.index(normal))
     yield line("index of a uniform on -1 to 1", DERIVED, "0.11111", pq.index(uniform))
     printed = PQ(eta=1.0, gamma=0.9)
     share = 100 / len(normal)
-    yield line("pruned of a standard normal, %", DERIVED, "15", share * pq.spare(normal))
-    yield line("the same with gamma 0.9 and eta 1, as printed", DERIVED, "71", share * printed.spare(normal))
-    yield line("pruned of 1, 1, 1, 1, as printed", DERIVED, "2", printed.spare(torch.ones(4)))
+    yield less("pruned of a standard normal, %", DERIVED, "15", share * pq.spare(normal))
+    yield less("the same with gamma 0.9 and eta 1, as printed", DERIVED, "71", share * printed.spare(normal))
+    yield less("pruned of 1, 1, 1, 1, as printed", DERIVED, "2", printed.spare(torch.ones(4)))
 
 
 def _schedule() -> Iterator[Line]:
-    line = partial(Line, "Rounds to prune in, no delay")
+    line = partial(Line, "Rounds to prune in, no delay", via=f"{PRUNING}.prune_rounds")
     Rounding = Literal["ceil", "reference"]
     known: tuple[tuple[int, float, int, Rounding, tuple[str, ...]], ...] = (
         (150, 1.3, 500, "ceil", ("150", "266", "355", "424", "477")),

@@ -14,24 +14,23 @@ from functools import cached_property, partial
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sparsona.core import masks
-from sparsona.core.aggregate import Mean
 from sparsona.core.descent import descend
 from sparsona.core.layout import Layout, Slot
 from sparsona.core.optimiser import SGD
 from sparsona.core.rng import Rng
 from sparsona.core.samples import Samples
-from sparsona.core.task import Task
-from sparsona.papers.line import Line, half_step, value
-from sparsona.papers.sizes import layout_of, value_bytes
+from sparsona.methods.fedspa import FedSpa, Server
+from sparsona.papers.line import DERIVED, Line, compared, half_step, value
+from sparsona.papers.sizes import context, layout_of, value_bytes
 
 CLIENTS, DRAWN, EPOCHS, BATCH = 100, 10, 5, 128  # Section 5.1
 DENSITY = 0.5
 TABLE_1, TABLE_3 = 1e14, 1e16  # units of operations; Table 4 has that of Table 3
 SETTINGS = ("IID", "A", "B")
-DERIVED = "derived"
+LAYOUT, FLOPS, BYTES = "core.layout.Layout.of", "core.layout.Layout.flops_of", "core.wire.Message.value_nbytes"
 DRAWS = "clients have more or fewer samples, so who is drawn matters: 0.3 % allowed, and rounding"
 
 
@@ -93,10 +92,10 @@ class Printed:
     epsilon: str
     densities: tuple[str, ...]  # of the tensors that ERK does not keep dense, in the model's order
     gigabytes: tuple[str, str, str]  # FedAvg and Ditto, FedSpa, Subsampling
-    totals: tuple[str, str]  # dense and DST, at the job's samples
+    totals: tuple[str, str, str]  # dense, DST and RSM, at the job's samples
     dense: tuple[str, str, str]  # one for each setting
     dst: tuple[str, str, str]
-    thousands: str  # of training samples
+    thousands: tuple[str, str]  # of training samples, and of those that are not test samples
 
 
 PRINTED = (
@@ -111,10 +110,10 @@ PRINTED = (
         epsilon="148.878",
         densities=("0.4764", "0.4839"),
         gigabytes=("14.1", "7.0", "10.5"),
-        totals=("3.457", "1.964"),
+        totals=("3.457", "1.964", "1.894"),
         dense=("3.5", "3.5", "3.5"),
         dst=("2.0", "2.0", "2.0"),
-        thousands="145.6",
+        thousands=("145.6", "124.8"),
     ),
     Printed(
         job=VGG,
@@ -127,10 +126,10 @@ PRINTED = (
         epsilon="965.724",
         densities=("0.8481", "0.6336", "0.4216", "0.4216", "0.4216"),
         gigabytes=("738.5", "369.2", "553.9"),
-        totals=("229.268", "172.909"),
+        totals=("229.268", "172.909", "161.170"),
         dense=("229.3", "229.8", "230.0"),
         dst=("172.9", "173.3", "173.5"),
-        thousands="60",
+        thousands=("60", "50"),
     ),
     Printed(
         job=RESNET,
@@ -143,10 +142,10 @@ PRINTED = (
         epsilon="815.235",
         densities=("0.7160", "0.7160", "0.7160", "0.5349", "0.3559", "0.3559", "0.3559"),
         gigabytes=("897.6", "448.8", "673.2"),
-        totals=("833.203", "705.034"),
+        totals=("833.203", "705.034", "662.374"),
         dense=("833.2", "833.0", "832.9"),
         dst=("705.1", "704.9", "704.8"),
-        thousands="60",
+        thousands=("60", "50"),
     ),
 )
 
@@ -165,19 +164,19 @@ def fedspa() -> Iterator[Line]:
 
 
 def _model(p: Printed) -> Iterator[Line]:
-    line = partial(Line, f"{p.job.name}, ERK at density {DENSITY}")
+    line = partial(Line, f"{p.job.name}, ERK at density {DENSITY}", via="core.masks.erk")
     layout = p.job.layout
+    flops = "core.layout.Layout.flops"
     densities, counts = masks.erk(layout, DENSITY), masks.erk_counts(layout, DENSITY)
     free = [(s, d) for s, d in zip(layout.slots, densities, strict=True) if d < 1]
-    yield line("parameters", DERIVED, p.params, layout.params)
+    yield line("parameters", DERIVED, p.params, layout.params, via=LAYOUT)
     if p.job is RESNET:
-        yield line(
-            "parameters with 10 classes", DERIVED, "11,173,962", layout_of(RESNET.model, 10, RESNET.shape).params
-        )
-    yield line("FLOPs of a forward pass, dense", DERIVED, p.dense_flops, layout.flops())
-    yield line("FLOPs of a forward pass, sparse", DERIVED, p.sparse_flops, layout.flops_of(counts))
-    yield line("parameters kept", DERIVED, p.ones, sum(counts))
-    yield line("tensors", DERIVED, p.tensors, len(densities))
+        ten = layout_of(RESNET.model, 10, RESNET.shape)
+        yield line("parameters with 10 classes", DERIVED, "11,173,962", ten.params, via=LAYOUT)
+    yield line("FLOPs of a forward pass, dense", DERIVED, p.dense_flops, layout.flops(), via=flops)
+    yield line("FLOPs of a forward pass, sparse", DERIVED, p.sparse_flops, layout.flops_of(counts), via=FLOPS)
+    yield line("parameters kept", DERIVED, p.ones, sum(counts), via="core.masks.erk_counts")
+    yield line("tensors", DERIVED, p.tensors, len(densities), via=LAYOUT)
     yield line("tensors kept dense", DERIVED, p.forced, len(densities) - len(free))
     for slot, density in free[:1]:
         yield line("epsilon", DERIVED, p.epsilon, density * slot.size / sum(slot.shape))
@@ -186,7 +185,7 @@ def _model(p: Printed) -> Iterator[Line]:
 
 
 def _communication(p: Printed) -> Iterator[Line]:
-    line = partial(Line, f"{p.job.name}, communication, GB")
+    line = partial(Line, f"{p.job.name}, communication, GB", via=BYTES)
     whole, half = p.job.layout.params, masks.kept(p.job.layout.params, 1 - DENSITY)
     ones = sum(masks.erk_counts(p.job.layout, DENSITY))
     dense, sparse = p.job.gigabytes(whole, whole), p.job.gigabytes(ones, ones)
@@ -197,7 +196,7 @@ def _communication(p: Printed) -> Iterator[Line]:
 
 
 def _training(p: Printed) -> Iterator[Line]:
-    line = partial(Line, f"{p.job.name}, training, 1e14 FLOPs")
+    line = partial(Line, f"{p.job.name}, training, 1e14 FLOPs", via=FLOPS)
     dense, sparse, search = (f / TABLE_1 for f in (p.job.dense, p.job.training(p.job.erk()), p.job.search))
     yield line(f"dense, {p.job.samples} samples per client", DERIVED, p.totals[0], dense)
     yield line(f"FedSpa DST, {p.job.samples} samples per client", DERIVED, p.totals[1], sparse + search)
@@ -222,35 +221,36 @@ def _training(p: Printed) -> Iterator[Line]:
         charged,
     )
     why = "RSM searches nothing, but the paper charges it DST's dense batch all the same"
-    yield line("FedSpa RSM, IID", "Table 1", p.dst[0], sparse, stated=why)
+    yield from compared(line, "FedSpa RSM, IID", "Table 1", p.dst[0], sparse, p.totals[2], why)
 
 
 def _implied(p: Printed) -> Iterator[Line]:
-    line = partial(Line, f"{p.job.name}, implied by these")
+    line = partial(Line, f"{p.job.name}, implied by these", via=FLOPS)
     traffic, total = p.gigabytes[0], p.dense[0]
     rounds = p.job.rounds * value(traffic) / p.job.gigabytes(p.job.layout.params, p.job.layout.params)
-    samples = p.job.samples * value(total) * TABLE_1 / p.job.dense
+    samples = CLIENTS * p.job.samples * value(total) * TABLE_1 / p.job.dense / 1000
     blur = rounds * half_step(traffic) / value(traffic), samples * half_step(total) / value(total)
     note = "the paper does not state it; the column is rounded"
-    yield line(f"rounds, by {traffic} GB", DERIVED, str(p.job.rounds), rounds, blur[0], note)
-    yield line(f"samples per client, by {total}e14 FLOPs", DERIVED, str(p.job.samples), samples, blur[1], note)
-    why = "the paper's number includes the test samples"
-    yield line("thousands of training samples", "App. B.1", p.thousands, CLIENTS * samples / 1000, stated=why)
+    yield line(f"rounds, by {traffic} GB", DERIVED, str(p.job.rounds), rounds, blur[0], note, via=BYTES)
+    what, (printed, derived) = f"thousands of training samples, by {total}e14 FLOPs", p.thousands
+    yield line(what, "App. B.1", printed, samples, stated="the paper's number includes the test samples")
+    yield line(what, DERIVED, derived, samples, blur[1], note)
 
 
 def _savings() -> Iterator[Line]:
-    line = partial(Line, "What the paper says of Table 1")
+    line = partial(Line, "What the paper says of Table 1", via=FLOPS)
     least, most = (100 * (1 - (j.training(j.erk()) + j.search) / j.dense) for j in (RESNET, LENET))
     yield line("FLOPs that FedSpa saves at least, %", "Sect. 5.2", "15.4", least)
     yield line("the same", "Sect. 1", "15.3", least, stated="Section 5.2 has it as 15.4")
     why = "taken from rounded figures, 1 - 2.0/3.5"
-    yield line("FLOPs that FedSpa saves at most, %", "Sect. 5.2", "42.9", most, stated=why)
+    yield from compared(line, "FLOPs that FedSpa saves at most, %", "Sect. 5.2", "42.9", most, "43.18", why)
     power = round(math.log10(VGG.dense / value(PRINTED[1].dense[1])))
-    yield line("unit of setting A's FLOPs, power of ten", "Table 1", "16", power, stated="a slip; the others say 14")
+    what, why = "unit of setting A's FLOPs, power of ten", "a slip; the others say 14"
+    yield from compared(line, what, "Table 1", "16", power, "14", why)
 
 
 def _sparsities() -> Iterator[Line]:
-    line = partial(Line, f"{RESNET.name}, DST by sparsity")
+    line = partial(Line, f"{RESNET.name}, DST by sparsity", via=FLOPS)
     for sparsity, density, traffic, totals in (
         ("0.2", 0.8, "718.1", ("8.2", "8.2", "8.2")),
         ("0.4", 0.6, "538.6", ("7.6", "7.5", "7.5")),
@@ -259,24 +259,24 @@ def _sparsities() -> Iterator[Line]:
         ("0.8", 0.2, "179.5", ("4.6", "4.6", "4.6")),
     ):
         ones = sum(masks.erk_counts(RESNET.layout, density))
-        yield line(f"{sparsity}, GB", "Table 3", traffic, RESNET.gigabytes(ones, ones))
+        yield line(f"{sparsity}, GB", "Table 3", traffic, RESNET.gigabytes(ones, ones), via=BYTES)
         computed = _totals(RESNET.erk(density))
         for setting, printed, (total, note) in zip(SETTINGS, totals, computed, strict=True):
             yield line(f"{sparsity}, {setting}, 1e16 FLOPs", "Table 3", printed, total, note=note)
 
 
 def _uniform() -> Iterator[Line]:
-    line = partial(Line, f"{RESNET.name}, DST, uniform density {DENSITY}")
+    line = partial(Line, f"{RESNET.name}, DST, uniform density {DENSITY}", via=FLOPS)
     counts = masks.uniform_counts(RESNET.layout, DENSITY)
     forward = RESNET.layout.flops_of(counts)
     computed = _totals(forward)
     yield line("FLOPs of a forward pass", DERIVED, "555,468,900", forward)
-    yield line("GB", "Table 4", "448.8", RESNET.gigabytes(sum(counts), sum(counts)))
+    yield line("GB", "Table 4", "448.8", RESNET.gigabytes(sum(counts), sum(counts)), via="core.masks.uniform_counts")
     for setting, (total, note) in zip(SETTINGS, computed, strict=True):
         yield line(f"{setting}, 1e16 FLOPs", "Table 4", "4.6", total, note=note)
     saved = 100 * (1 - computed[0][0] / _totals(RESNET.erk())[0][0])
     why = "taken from rounded figures, 1 - 4.6/7.0"
-    yield line("FLOPs saved against ERK, %", "App. B.4", "34.3", saved, stated=why)
+    yield from compared(line, "FLOPs saved against ERK, %", "App. B.4", "34.3", saved, "34.86", why)
 
 
 def _totals(forward: int) -> list[tuple[float, str]]:
@@ -297,32 +297,37 @@ def _steps() -> Iterator[Line]:
     for horizon, rates in horizons.items():
         for t, printed in enumerate(rates):
             rate = masks.cosine(0.5, t, len(rates), horizon)
-            yield line(f"share dropped at t = {t}, T = {len(rates)}, horizon {horizon}", DERIVED, printed, rate)
+            what = f"share dropped at t = {t}, T = {len(rates)}, horizon {horizon}"
+            yield line(what, DERIVED, printed, rate, via="core.masks.cosine")
     vector = Layout((Slot("weight", (100,), "weight", "", 0, 1),))
-    yield line("dropped of 50, share 0.3", DERIVED, "15", masks.drop_counts(vector, torch.arange(100) < 50, 0.3)[0])
+    dropped = masks.drop_counts(vector, torch.arange(100) < 50, 0.3)[0]
+    yield line("dropped of 50, share 0.3", DERIVED, "15", dropped, via="core.masks.drop_counts")
     norms: dict[Literal["dense", "masked"], str] = {"dense": "6.0", "masked": "10.0"}
     for of, printed in norms.items():
         kept = _clipped((30.0, 40.0), (True, False), 10.0, of)
-        yield line(f"gradient (30, 40), mask (1, 0), {of} norm clipped at 10", DERIVED, printed, kept)
-    moves = _moved(torch.tensor([1.0, 0.0]), torch.tensor([True, False]), torch.tensor([False, False]))
-    yield line("move of a weight that one of two holds and changes by 1", DERIVED, "0.5", moves[0])
-    yield line("move of a weight that neither holds", DERIVED, "0.0", moves[1])
+        what = f"gradient (30, 40), mask (1, 0), {of} norm clipped at 10"
+        yield line(what, DERIVED, printed, kept, via="core.descent.descend")
+    cases = (("both of two hold", "1.0"), ("one of two holds", "0.5"), ("neither holds", "0.0"))
+    for (who, printed), move in zip(cases, _moves(), strict=True):
+        what = f"move of a weight that {who}, if each changes it by 1"
+        yield line(what, DERIVED, printed, move, via="methods.fedspa.FedSpa.merge")
 
 
 def _clipped(gradient: tuple[float, ...], mask: tuple[bool, ...], clip: float, of: Literal["dense", "masked"]) -> float:
     """How far the first weight moves in one step of training, at learning rate 1, from a given gradient."""
     x = 2 * torch.tensor([gradient])  # the gradient of a logistic unit at weight zero and label 0 is x / 2
-    task, theta = Task.of(nn.Linear(len(gradient), 1, bias=False), x)
+    ctx = context(nn.Linear(len(gradient), 1, bias=False), x)
     samples = Samples(x, torch.zeros(1, dtype=torch.int64), torch.arange(1))
-    start = torch.zeros_like(theta)
+    start = torch.zeros_like(ctx.theta0)
     batches, sgd = samples.epochs(Rng(0), 1, 1), SGD(lr=1.0, clip=clip, clip_of=of)
-    end, _ = descend(task, start, batches, sgd, mask=torch.tensor(mask))
+    end, _ = descend(ctx.task, start, batches, sgd, mask=torch.tensor(mask))
     return float((start - end)[0])
 
 
-def _moved(update: Tensor, *held: Tensor) -> list[float]:
-    """How far the mean of an update moves each weight, if each client sends it within its mask."""
-    mean = Mean(update.numel())
-    for mask in held:
-        mean.add(update, mask=mask)
-    return [float(u) for u in mean.value()]
+def _moves() -> list[float]:
+    """How far a round of two clients moves the server's weights; the first is in both masks, the second in one."""
+    ctx = context(nn.Linear(3, 1, bias=False), torch.zeros(1, 3))
+    theta = torch.tensor([3.0, 2.0, 1.0])
+    held = [torch.tensor(mask) for mask in ((True, True, False), (True, False, False))]
+    answers = [(k, (theta[mask] - 1, mask, mask)) for k, mask in enumerate(held)]
+    return [float(move) for move in theta - FedSpa().merge(Server(theta), answers, ctx).theta]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from sparsona.papers.line import Line
+from sparsona.papers.line import Counts, Line
 from sparsona.papers.waiting import Estimate, Waiting, at_once
 from sparsona.reports.display import Part
 
@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+_READABLE = 140  # columns; a wider table has room for the names of functions
+
+
 def figure_table(title: str, lines: Sequence[Line], width: int) -> Iterator[Part]:
-    """A table of figures, the remarks on some of them, and how many agree."""
+    """A table of figures, the remarks on some of them, and how many agree; a wide one names the functions, too."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -24,6 +27,9 @@ def figure_table(title: str, lines: Sequence[Line], width: int) -> Iterator[Part
     for column in ("printed", "computed"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("agrees", max_width=10 if width < 100 else None)  # else too little is left for the first column
+    wide = width > _READABLE
+    if wide:
+        table.add_column("function")
     notes: dict[str, int] = {}  # numbered in the order of appearance
     section = ""
     for line in lines:
@@ -33,14 +39,12 @@ def figure_table(title: str, lines: Sequence[Line], width: int) -> Iterator[Part
             table.add_row(f"[bold]{escape(section)}[/bold]")
         mark = f" ({notes.setdefault(line.remark, len(notes) + 1)})" if line.remark else ""
         cells = (line.what, line.source, line.aim, line.shown, f"{line.verdict}{mark}")
-        table.add_row(*map(escape, cells), style="red" if line.failed else None)
+        table.add_row(*map(escape, (*cells, line.via) if wide else cells), style="red" if line.failed else None)
     yield table
     for note, number in notes.items():
         yield f"({number}) {note}"
     yield "integers agree if equal, other numbers if they round to the printed value, values with ± if within range"
-    stated = sum(not line.agrees and bool(line.stated) for line in lines)
-    more = f"; {stated} more differ for a stated reason" if stated else ""
-    yield f"{sum(line.agrees for line in lines)} of {len(lines) - stated} agree{more}"
+    yield str(Counts.of(lines))
 
 
 def waiting_table(simulation: Waiting, waits: Sequence[int], width: int) -> Table:
