@@ -1,5 +1,6 @@
 """Everything that a command does is a typed function or method; ``import sparsona`` offers them."""
 
+import ast
 import builtins
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from small import recipe
 from sparsona import cli
 from sparsona.api import catalogue, comparison, fleet, layer_masks, models, reproduction, run_list, runs, sweeps
 from sparsona.experiment.results import RunError
+from sparsona.methods import METHODS
 
 COMMANDS: dict[str, Callable[..., object]] = {
     "run": runs.Plan.run,
@@ -54,6 +56,24 @@ def test_every_name_can_be_loaded() -> None:
         assert getattr(sparsona, name) is not None
     with pytest.raises(AttributeError, match="nosuch"):
         _ = sparsona.nosuch
+
+
+def test_type_checkers_see_every_name() -> None:
+    tree = ast.parse(Path(sparsona.__file__).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    imported = {alias.asname or alias.name for node in block.body for alias in node.names}
+    assert imported | {"__version__"} == {*sparsona.__all__, "__version__"}
+
+
+def test_the_command_line_names_no_method() -> None:
+    for file in Path(cli.__file__).parent.glob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        imports = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        assert not [name for name in imports if name.startswith("sparsona.methods")], file
+        words = {
+            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        assert not words & set(METHODS), file
 
 
 def test_a_run_without_a_folder_has_the_rows_of_one_with_a_folder(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""List and show methods, models, recipes, data and runs."""
+"""List and show methods, models, recipes, data and runs.
+
+Longer than other files, because its functions are public and their docstrings describe every argument.
+"""
 
 from __future__ import annotations
 

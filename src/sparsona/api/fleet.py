@@ -1,4 +1,7 @@
-"""Run a fleet of devices over Flower, or try one on this machine."""
+"""Run a fleet of devices over Flower, or try one on this machine.
+
+Longer than other files, because its functions are public and their docstrings describe every argument.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Load and run recipes, and resume interrupted runs."""
+"""Load and run recipes, and resume interrupted runs.
+
+Longer than other files, because its functions are public and their docstrings describe every argument.
+"""
 
 from __future__ import annotations
 
