@@ -1,12 +1,12 @@
 # A fleet's server or node. docs/deploy.md ("In a container") has the commands, and says when port 8000 may be published.
 # Checked by hadolint; the authors have not built it.
 FROM python:3.12-slim AS build
-# PyTorch for CPUs, which is much smaller. For CUDA: docker build --build-arg TORCH_INDEX=https://pypi.org/simple .
+# PyTorch for CPUs, which is much smaller. For CUDA: docker build --build-arg TORCH_INDEX= .
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /src
 COPY . .
 RUN python -m venv /opt/sparsona \
-    && /opt/sparsona/bin/pip install --no-cache-dir -c constraints.txt --extra-index-url "$TORCH_INDEX" torch \
+    && /opt/sparsona/bin/pip install --no-cache-dir -c constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch \
     && /opt/sparsona/bin/pip install --no-cache-dir -c constraints.txt ".[flower]"
 
 FROM python:3.12-slim
