@@ -83,6 +83,9 @@ ADDED_FIELDS: dict[str, Any] = {
     "evaluate.clients": "all",
     "evaluate.samples": "test",
     "method.open": 0.5,
+    "method.gate_start": "own",
+    "method.relu_logits": False,
+    "method.momentum_on": "kept",
     "method.optimiser_args": {},
 }
 

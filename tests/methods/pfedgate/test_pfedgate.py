@@ -151,6 +151,8 @@ def test_momentum_stays_with_the_client_or_not():
         {"adapt": "client"},
         {"shared_branch": True},
         {"st_kept_only": True},
+        {"gate_start": "common"},
+        {"momentum_on": "all"},
         {"selector": "exact", "budget": "exact"},
         {"selector": "greedy_ratio"},
         {"keep": {"low": 0.2, "high": 1.0}},
@@ -181,6 +183,40 @@ def test_client_wise_adaptation_sees_no_batch():
     assert torch.allclose(model.logits(x)[:1], model.logits(x[:1]), atol=1e-6)
     again = method.personal(new, inbox, fleet.local(0), device.ctx(0, "personal", 0, 0))
     assert again.logits(x).shape == (8, 10)
+
+
+def test_gates_that_start_alike():
+    device, _, method, _, _ = scene(gate_start="common")
+    first, second = (method.join(k, device.ctx(0, "join", k)).gate for k in (0, 1))
+    assert torch.equal(first, second)
+    own = scene()[2]
+    assert not torch.equal(own.join(0, device.ctx(0, "join", 0)).gate, own.join(1, device.ctx(0, "join", 1)).gate)
+
+
+def test_momentum_on_all_weights_moves_dropped_blocks_and_sends_them():
+    """In the first step no block has momentum yet, so decay alone moves dropped ones: by lr times decay."""
+    fields = {"momentum": 0.9, "weight_decay": 0.1, "lr": 0.5, "batch": 1000, "epochs": 1}
+    device, fleet, method, client, inbox = scene(momentum_on="all", **fields)
+    theta = inbox["server"]["theta"].values
+    new, message, _ = method.local(client, inbox, fleet.local(0), device.ctx(0, "local", 0, 0))
+    kept = trained(**fields)[4]["blocks"].mask
+    assert message["blocks"].mask.all()
+    assert not kept.all()
+    dropped = ~method.gated(client.keep, device.ctx(0, "x")).blocks.spread(kept, device.task.layout.dim)
+    expected = theta[dropped] * (1 - 0.5 * 0.1)
+    assert torch.allclose(message["theta"].values[dropped], expected, atol=1e-7)
+    assert new.sent == 1.0
+
+
+def test_relu_on_logits_in_training_and_export():
+    device, fleet, method, client, inbox = scene(relu_logits=True)
+    _, _, model = method.local(client, inbox, fleet.local(0), device.ctx(0, "local", 0, 0))
+    x, _ = fleet.local(0).train.at(torch.arange(len(fleet.local(0))))
+    logits = model.logits(x)
+    assert logits.min() == 0
+    assert (logits > 0).any()
+    with torch.no_grad():
+        assert torch.allclose(model.module()(x), logits, atol=1e-5)
 
 
 def test_a_batch_of_one_is_not_trained_on_but_predicted():
@@ -395,6 +431,8 @@ UNPRINTED = {0.7: 0.5, 0.1: 0.3}  # they have those of a neighbour
 @pytest.mark.parametrize("name", [n for n in recipe_names() if n.startswith("pfedgate/") and "/small/" not in n])
 def test_recipes_at_the_papers_scale_have_its_learning_rates(name):
     found = [(r.data.source, r.method) for r in load(name).values() if isinstance(r.method, PFedGate)]
+    if name == "pfedgate/gate-starts":  # gates that start open have rates of their own
+        found = [(source, method) for source, method in found if method.open == 0.5]
     assert found
     for source, method in found:
         keep = method.keep if isinstance(method.keep, float) else 0.5  # mixed budgets learn at one rate

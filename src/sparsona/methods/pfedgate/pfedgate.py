@@ -57,6 +57,10 @@ class PFedGate(Gating):
     velocity: Annotated[
         Literal["client", "round"], Doc("momentum of model and gate: kept by the client, or reset every round")
     ] = "client"
+    momentum_on: Annotated[
+        Literal["kept", "all"],
+        Doc("weights that momentum and weight decay move in a step: kept blocks, or all, as in the authors' code"),
+    ] = "kept"
     aggregation: Annotated[
         Literal["senders", "dense"],
         Doc("average each block over the clients that sent it, or over all clients of the round"),
@@ -98,6 +102,7 @@ class PFedGate(Gating):
         gated, lr = self.gated(client.keep, ctx, data), lr_at(self, ctx.t, ctx.rounds)
         gated.load(theta, client.gate, train=True)
         kept, moves = self.velocity == "client", self.momentum > 0 or self.weight_decay > 0  # without gradient, too
+        free = moves and self.momentum_on == "all" and both  # then a step changes every block
         old = (client.model_velocity, client.gate_velocity) if kept else (None, None)
         model = Steps(sgd_of(self, lr, fused=True), gated.task.flat[: ctx.layout.params], state=old[0])
         gate_sgd = sgd_of(self, lr * self.lr_gate / self.lr, fused=True)
@@ -110,7 +115,7 @@ class PFedGate(Gating):
                     continue  # one sample has no batch statistics
                 of_model, of_gate, chosen, weights = gated.gradients(batch)  # line 6
                 if both:
-                    model.step(of_model, gated.blocks.spread(chosen.to(of_model.dtype)) if moves else None)
+                    model.step(of_model, gated.blocks.spread(chosen.to(of_model.dtype)) if moves and not free else None)
                 gate.step(of_gate)  # line 7
                 kept_blocks.append(chosen)
                 scales.append(weights)
@@ -119,7 +124,7 @@ class PFedGate(Gating):
         if not scales:
             return Client(client.keep, phi, *moving, client.kept), theta, torch.zeros_like(gated.blocks.first)
         each, share = torch.stack(kept_blocks).cpu(), gated.blocks.share
-        sent = each.any(0)
+        sent = torch.ones_like(gated.blocks.first) if free else each.any(0)
         used = levels(torch.stack(scales).cpu(), each)
         return Client(client.keep, phi, *moving, fmean(map(share, each)), share(sent), used), theta, sent
 

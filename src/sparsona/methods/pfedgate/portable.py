@@ -212,10 +212,12 @@ def gated_module(gated: Gated, theta: Vector, phi: Vector, x: Tensor) -> nn.Modu
     if gated.seen is not None:
         n, weigher = gated.blocks.layout.dim, Ones(int(chosen.sum()))
         theta = torch.cat([theta[:n] * weights[gated.blocks.index], theta[n:]])
-    way = scaled_model(gated.task, gated.blocks)
+    way, module = scaled_model(gated.task, gated.blocks), nn.Module()
     if isinstance(way, Compact):
-        return CompactModule(way, theta, weigher, chosen, x[:1]).eval()
-    return SparseModule(gated, theta, weigher, chosen).eval()
+        module = CompactModule(way, theta, weigher, chosen, x[:1])
+    else:
+        module = SparseModule(gated, theta, weigher, chosen)
+    return (nn.Sequential(module, nn.ReLU()) if gated.relu else module).eval()
 
 
 class Ones(nn.Module):

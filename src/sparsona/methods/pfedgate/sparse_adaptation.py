@@ -45,6 +45,7 @@ class Gated:
     least: float  # s_min, below which no importance falls
     choose: Callable[[Tensor], Mask]  # from importance to the blocks kept
     kept_only: bool = False  # gradients of G only for kept blocks
+    relu: bool = False  # on the model's outputs
     seen: Tensor | None = None  # what the gate always sees instead of the batch; its norms then use running statistics
 
     def load(self, theta: Vector, phi: Vector, *, train: bool) -> None:
@@ -103,7 +104,7 @@ class Gated:
         """Logits of the scaled model in the task's precision, as float32; the gate always computes in float32."""
         with self.task.autocast():
             logits = scaled_model(self.task, self.blocks)(x, theta, weights, chosen)
-        return logits.float()
+        return logits.float().relu() if self.relu else logits.float()
 
     def taken(self) -> tuple[Vector, Vector]:
         """Copies of model and gate as they are now."""
@@ -146,8 +147,12 @@ class Gating(SgdTraining):
         Annotated[float, Gt(0), Lt(1)],
         Doc("initial weight M of every block: sigmoid of the bias of the gate's last layer; 0.5 in the paper"),
     ] = 0.5
+    gate_start: Annotated[
+        Literal["own", "common"], Doc("initial weights of gates: drawn for each client, or the same for all")
+    ] = "own"
     shared_branch: Annotated[bool, Doc("use one branch for importance (G) and weights (M)")] = False
     st_kept_only: Annotated[bool, Doc("importance (G) gets gradients only from the kept blocks")] = False
+    relu_logits: Annotated[bool, Doc("apply ReLU to the model's outputs, as the authors' code does")] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -196,7 +201,8 @@ class Gating(SgdTraining):
     def first_gate(self, keep: float, ctx: Ctx) -> Vector:
         """A new gate's vector, drawn on the host, so that it is the same on every kind of device."""
         host = self.gate_over(self.gated(keep, ctx).blocks, ctx, CPU)
-        return fresh(host, ctx.rng("gate"), self.open).to(ctx.task.device)
+        rng = ctx.rng if self.gate_start == "own" else ctx.common
+        return fresh(host, rng("gate"), self.open).to(ctx.task.device)
 
     def gated(self, keep: float, ctx: Ctx, data: LocalData | None = None) -> Gated:
         """The model under a gate of this budget."""
@@ -206,4 +212,4 @@ class Gating(SgdTraining):
         gate = self.gate_over(blocks, ctx, ctx.task.device)
         seen = None if data is None or self.adapt == "batch" else data.train.mean()
         choose = partial(select, blocks=blocks, keep=keep, least=least, selector=selector, budget=self.budget)
-        return Gated(ctx.task, gate, blocks, least, choose, self.st_kept_only, seen)
+        return Gated(ctx.task, gate, blocks, least, choose, self.st_kept_only, self.relu_logits, seen)
