@@ -47,7 +47,7 @@ def test_weighted_targets_keep_their_class(objective):
     carried, tally = weighted.weigh(y, torch.tensor([0.5, 0.25, 1.0]), 2), Tally()
     tally.add(weighted, weighted(outputs, carried), outputs, carried)
     correct, samples, _ = tally.totals()
-    assert (correct, samples) == (2, 3)
+    assert (correct, samples) == (round(0.75), round(1.75))  # by weight: the third, of weight 1, is wrong
 
 
 def test_a_task_counts_the_gradients_that_are_asked_to_count():
@@ -69,3 +69,44 @@ def _batches():
 
     samples = Samples(torch.zeros(2, 2), torch.tensor([0, 1]), torch.arange(2))
     return samples.epochs(Rng(0), 1, 2)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_tokens_that_are_not_predicted_do_not_count(packed):
+    """Two texts of three tokens, of which one and two are targets; all logits equal but for token 1: ln 3 against 1."""
+    objective, y = Objective("tokens"), torch.tensor([[-100, -100, 1], [-100, 1, 0]])
+    outputs = torch.tensor([0.0, LN3]).expand(2, 3, 2)
+    weighted = objective.weighted(y) if packed else objective
+    carried = weighted.weigh(y, torch.tensor([0.25, 0.75]), 2) if packed else y
+    tally = Tally()
+    tally.add(weighted, weighted(outputs, carried), outputs, carried)
+    right, wrong = math.log(4 / 3), math.log(4)
+    if packed:  # by samples: a quarter of the first text and three of the second, half of which is right
+        expected = (round(0.25 + 0.75 / 2), 1, 0.25 * right + 0.75 * (right + wrong) / 2)
+    else:
+        expected = (2, 3, 2 * right + wrong)
+    correct, count, loss = tally.totals()
+    assert (correct, count) == expected[:2]
+    assert loss == pytest.approx(expected[2])
+
+
+def test_shares_of_a_sample_add_up_to_it():
+    """Three models that share each sample out: their sums are those of one sample each, as FedEM trains."""
+    objective, tally = Objective(), Tally()
+    y, outputs, shares = torch.tensor([3, 3]), torch.randn(3, 2, 4), torch.tensor([[0.2, 1.0], [0.3, 0.0], [0.5, 0.0]])
+    for out, share in zip(outputs, shares, strict=True):
+        carried = objective.weigh(y, share, 4)
+        tally.add(objective, objective(out, carried), out, carried)
+    each = torch.stack([nn.functional.cross_entropy(out, y, reduction="none") for out in outputs])
+    _, count, loss = tally.totals()
+    assert count == 2
+    assert loss == pytest.approx(float((each * shares).sum()), rel=1e-5)
+
+
+def test_many_batches_are_added_up_on_the_way():
+    objective, tally = Objective(), Tally()
+    y, outputs = torch.tensor([1]), torch.tensor([[0.0, LN3]])
+    for _ in range(600):
+        tally.add(objective, objective(outputs, y), outputs, y)
+    assert len(tally._waiting) < 256
+    assert tally.totals() == (600, 600, pytest.approx(600 * math.log(4 / 3)))

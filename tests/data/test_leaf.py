@@ -105,6 +105,8 @@ def test_a_file_is_read_in_pieces_of_any_size(tmp_path: Path, monkeypatch: pytes
     text = json.loads(path.read_text())
     text = {"user_data": text["user_data"], "hierarchies": [1, -2.5e3, None], **text}  # in another order, and more
     text["user_data"]["HAMLET_HAMLET"]["raw"] = {"deep": ["]", "}"]}
+    text["user_data"]["HAMLET_HAMLET"]["share"] = 0.25
+    text["share"] = -1.5e-3
     path.write_text("\n " + json.dumps(text, indent=1, ensure_ascii=False) + "\r\n\t")
     monkeypatch.setattr(json_stream, "STEP", step)
     again = load("shakespeare", tmp_path)

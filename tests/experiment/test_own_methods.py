@@ -192,7 +192,8 @@ def test_what_fails_in_a_hook_is_one_line(hook: str, line: str, monkeypatch: pyt
             "method.name=own_method.HalfWay",
             'method.name: "own_method.HalfWay" not found; did you mean "own_method:Half',
         ),
-        ("method.name=own_method.py:HalfWay", '"own_method.py:HalfWay" names a file; expected "own_method:HalfWay", w'),
+        ("method.name=./lib/mine.py:X", '"./lib/mine.py:X" names a file; expected "lib.mine:X"'),
+        ("method.name=own_method.py:HalfWay", '"own_method.py:HalfWay" names a file; expected "own_method:HalfWay"'),
         (
             "model.name=nets.small",
             'model.name: "nets.small" not found; did you mean "nets:small", a Class in module nets',

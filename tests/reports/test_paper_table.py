@@ -102,10 +102,12 @@ def test_rounds_to_an_accuracy(folder: Path) -> None:
     sheet = compare_with_paper(Reproduction(paper(metric="rounds to accuracy", target=71.0), made), runs)
     assert sheet.json()[0]["mean"] is None
     assert "left out, because 71 % was not reached: one, two" in sheet.notes
-    for wrong in ({"metric": "rounds to accuracy"}, {"metric": "accuracy", "target": 50.0}):
-        with pytest.raises(
-            RecipeError, match=r"target: .* is not allowed; expected an accuracy in percent if metric is"
-        ):
+    for wrong in (
+        {"metric": "rounds to accuracy"},
+        {"metric": "rounds to accuracy", "target": 500.0},
+        {"metric": "accuracy", "target": 50.0},
+    ):
+        with pytest.raises(RecipeError, match=r"target: .* is not allowed; expected an accuracy in percent, in"):
             paper(**wrong)
 
 

@@ -1,7 +1,5 @@
-"""List and show methods, models, recipes, data and runs.
-
-Longer than other files, because its functions are public and their docstrings describe every argument.
-"""
+"""List and show methods, models, recipes, data and runs."""
+# more than 400 lines, because the functions are public and their docstrings describe every argument
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Run a fleet of devices over Flower, or try one on this machine.
-
-Longer than other files, because its functions are public and their docstrings describe every argument.
-"""
+"""Run a fleet of devices over Flower, or try one on this machine."""
+# more than 400 lines, because the functions are public and their docstrings describe every argument
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Load and run recipes, and resume interrupted runs.
-
-Longer than other files, because its functions are public and their docstrings describe every argument.
-"""
+"""Load and run recipes, and resume interrupted runs."""
+# more than 400 lines, because the functions are public and their docstrings describe every argument
 
 from __future__ import annotations
 

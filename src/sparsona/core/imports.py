@@ -36,7 +36,8 @@ def plugin(field: str, name: str) -> Any:
     """What package.module:name points to."""
     place, _, leaf = name.partition(":")
     if place.endswith(".py"):
-        raise ValueError(f'{field}: "{name}" names a file; expected "{place[:-3]}:{leaf}", without .py')
+        dotted = ".".join(part for part in place[:-3].replace("\\", "/").split("/") if part not in ("", "."))
+        raise ValueError(f'{field}: "{name}" names a file; expected "{dotted}:{leaf}"')
     home = module(field, place)
     try:
         return attrgetter(leaf)(home)

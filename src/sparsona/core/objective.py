@@ -65,11 +65,11 @@ class Objective:
 
     def correct(self, outputs: Tensor, y: Tensor) -> int | None:
         """The number of correct predictions (all labels of a sample); NaN is never correct. None for numbers."""
-        right = self.right(outputs, y)
+        right = self.matches(outputs, y)
         return None if right is None else int((right & ~outputs.isnan().any(-1)).sum())
 
-    def right(self, outputs: Tensor, y: Tensor) -> Tensor | None:
-        """Whether each prediction is correct, if no output is NaN."""
+    def matches(self, outputs: Tensor, y: Tensor) -> Tensor | None:
+        """Whether each prediction equals its target; None for numbers. Outputs of NaN may match by chance."""
         match self.target:
             case "number":
                 return None
@@ -78,11 +78,11 @@ class Objective:
             case _:
                 return predicted(outputs, y) == y
 
-    def plain(self, y: Tensor) -> Tensor:
-        """Targets without the weights that ``weigh`` gave them."""
+    def unweighted(self, y: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Targets, and the weights [n] that ``weigh`` gave them, if it did."""
         if self.packed:
-            return self._unpacked(y)[0]
-        return y.argmax(1) if self.target == "class" and y.dim() == 2 else y
+            return self._unpacked(y)
+        return (y.argmax(1), y.sum(1)) if self.target == "class" and y.dim() == 2 else (y, None)
 
     def weighted(self, y: Tensor) -> Objective:
         """The objective for targets like y that ``weigh`` gave weights."""

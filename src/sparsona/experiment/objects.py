@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import os
 import sys
 import sysconfig
 import traceback
@@ -202,9 +203,10 @@ def is_ours(kind: type) -> bool:
 
 def error_of_user(error: Exception) -> str | None:
     """An error that was raised in a user's code, with its place there; None if it was raised in ours only."""
-    package = str(Path(__file__).parents[1])
-    installed = (package, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+    folders = (str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+    installed = ("<", *(f"{folder}{os.sep}" for folder in folders))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(("<", *installed)):
-            return f"{frame.filename}:{frame.lineno}: {frame.name}: {type(error).__name__}: {one_line(error)}"
+        if not frame.filename.startswith(installed):
+            what = f"{type(error).__name__}: {one_line(error)}; SPARSONA_DEBUG=1 shows the traceback"
+            return f"{frame.filename}:{frame.lineno}: {frame.name}: {what}"
     return None

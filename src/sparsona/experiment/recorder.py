@@ -86,8 +86,8 @@ class Recorder:
                 row[point] = metrics(scores[point], self.task)
         if latest:
             row["after"] = metrics(latest, self.task)
-        if outcome.trained:
-            row["training"] = of_training(outcome.trained)
+        if training := of_training(outcome.trained):
+            row["training"] = training
         self.rows.append(row)
         if self.folder is None:
             self.client_rows.extend(plain(each) for each in _client_rows(outcome, scores))
@@ -145,9 +145,11 @@ def mean_notes(notes: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
 
 
 def of_training(scores: Mapping[int, Score]) -> dict[str, float | int]:
-    """Mean loss and accuracy of the clients that trained, on their training samples and while they trained."""
+    """Mean loss and accuracy on training samples, over the clients that trained; nothing if none did."""
     some = [scores[k] for k in sorted(scores) if scores[k].samples]
-    row: dict[str, float | int] = {"loss": sum(s.loss / s.samples for s in some) / max(len(some), 1)}
+    if not some:
+        return {}
+    row: dict[str, float | int] = {"loss": sum(s.loss / s.samples for s in some) / len(some)}
     right = [s.correct / s.samples for s in some if s.correct is not None]
     return row | ({"accuracy": sum(right) / len(right)} if right else {}) | {"clients": len(some)}
 

@@ -103,14 +103,16 @@ class PaperTable:
         scored = self.metric in get_args(Score)
         asked = any(column.metric or column.point for column in self.columns) or any(row.point for row in self.rows)
         reached = self.metric == "rounds to accuracy"
+        if reached and (any(column.metric for column in self.columns) or self.unit != 1):
+            raise ValueError('metric: "rounds to accuracy" does not use unit and metrics of columns; remove them')
         if not scored and (((asked or self.point is not None) and not reached) or self.round != "last"):
             raise ValueError(f"metric: {shown(self.metric)} does not use point and round; remove them")
         if scored and self.unit != 1:
             raise ValueError(f"unit: {self.unit} is not allowed; accuracy is in percent, leave unit out")
-        if reached != (self.target is not None):
+        if reached != (self.target is not None and 0 < self.target <= 100):
             raise ValueError(
                 f"target: {shown(self.target)} is not allowed; "
-                'expected an accuracy in percent if metric is "rounds to accuracy", and no target otherwise'
+                'expected an accuracy in percent, in (0, 100], if metric is "rounds to accuracy", and none otherwise'
             )
         if (self.metric == "note") != (self.note is not None):
             raise ValueError(

@@ -274,14 +274,14 @@ def _check_ray() -> None:
 
 def _device_of(recipe: Recipe, fleet: Fleet, objects: Objects, where: torch.device) -> Device:
     if recipe.evaluate.samples == "validation":
-        _check_validation(fleet)
+        check_validation(fleet)
     device = _device(recipe, DataForm.of(fleet), fleet.local, fleet.test, objects, where)
     if any(metric.source for metric in recipe.task.measured):  # a user's metric may fail, so score one client now
         device.score(as_model(device.task, device.theta0), 0)
     return device
 
 
-def _check_validation(fleet: Fleet) -> None:
+def check_validation(fleet: Fleet) -> None:
     """Raise RecipeError if a client has no validation samples; of a federation, only the first client is read."""
     for k in range(1 if fleet.lazy else fleet.clients):
         if not len(fleet.held(k)[1].validation):

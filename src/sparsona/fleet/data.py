@@ -26,7 +26,7 @@ from sparsona.data.encoding import Scale
 from sparsona.engines.device import Device
 from sparsona.engines.hardware import Machine, devices_of
 from sparsona.experiment.recipe import Recipe, check
-from sparsona.experiment.setup import DataForm, bare_device, prepare
+from sparsona.experiment.setup import DataForm, bare_device, check_validation, prepare
 from sparsona.fleet.client_runtime import Build, Refused
 
 _ALL_AT_ONCE = (".npz", ".txt")  # files that can be read without a recipe; tables need to know their columns
@@ -61,6 +61,8 @@ class NodeData:
             fleet = own_fleet(self.dataset(recipe.data, data_seed(recipe)), recipe, k)
             if self.encoding is None:
                 _no_texts(fleet.dataset)
+            if recipe.evaluate.samples == "validation":
+                check_validation(fleet)
             bare = bare_device(recipe, DataForm.of(fleet), self.place())
             device = dataclasses.replace(bare, local=lambda _: fleet.local(0), test=lambda _: fleet.test(0))
             return device, _facts(fleet, 0, None if self.file is None else fleet.dataset.known)

@@ -203,9 +203,12 @@ class FleetEngine:
                     raise CodecError(f"an answer with version {result.version!r} after {before!r}")
             elif result.score is None:  # all others are tests
                 raise CodecError("an answer without a score")
-            for score in (result.score, result.trained):
-                if score is not None:
-                    self._check_score(score)
+            if result.score is not None:
+                self._check_score(result.score)
+            if result.trained is not None:
+                if one.job.kind != "local" or result.trained.metrics:
+                    raise CodecError("an answer with a training loss that does not belong there")
+                self._check_score(result.trained)
         except CodecError as error:
             return Result(k, absent=Absent(str(error)))
         except Exception as error:  # whatever a device says, it ends its own part in the round and nobody else's

@@ -212,6 +212,9 @@ def differences(runs: Sequence[Run], names: Sequence[str], known: Collection[str
     if "rounds" not in known and len({run.summary["rounds"] for run in runs}) > 1:
         counts = [f"{run.summary['rounds']} in {name}" for run, name in zip(runs, names, strict=True)]
         yield f"the runs differ in rounds: {', '.join(counts)}"
+    if len({run.recipe.evaluate.samples for run in runs}) > 1:
+        each = [f"{run.recipe.evaluate.samples} in {name}" for run, name in zip(runs, names, strict=True)]
+        yield f"the runs differ in the samples that scores are measured on: {', '.join(each)}"
     for point, words in POINTS.items():
         odd = [name for run, name in zip(runs, names, strict=True) if run.point == point != runs[0].point]
         if odd:

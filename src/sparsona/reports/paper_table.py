@@ -170,8 +170,14 @@ def _notes(reproduction: Reproduction, rows: Sequence[Row], untested: Sequence[s
     if any(row["std"] is not None for row in rows):
         yield "± is the standard deviation over seeds"
     if untested:
-        aim = reproduction.table.target
-        why = "no client was tested" if aim is None else f"{aim:g} % was not reached"
+        aim, flops = reproduction.table.target, reproduction.table.metric in ("flops", "last round flops")
+        why = (
+            f"{aim:g} % was not reached"
+            if aim is not None
+            else "FLOPs are unknown"
+            if flops
+            else "no client was tested"
+        )
         yield f"left out, because {why}: {', '.join(untested)}"
 
 

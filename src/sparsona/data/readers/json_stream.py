@@ -59,7 +59,7 @@ class JsonStream:
                 if self._ended or len(self._text) - self._at > LARGEST:
                     raise self._error("the file ends early" if self._ended else "expected a value") from error
             else:
-                if end < len(self._text) or self._ended:  # a number at the end may go on
+                if self._text[end:].strip(".eE+-") or self._ended:  # a number at the end may go on
                     self._at = end
                     return value
             self._more()

@@ -123,12 +123,14 @@ def _check(path: Path, head: dict[str, Any], counts: dict[str, int]) -> None:
             raise DataError(f"{path}: user {name!r} of users is not in user_data; expected all of them")
         if counts[name] != number:
             raise DataError(f"{path}: user {name!r} has {counts[name]:,} samples; expected {number!r} by num_samples")
-    if strange := [name for name in counts if name not in set(named)]:
-        raise DataError(f"{path}: user {strange[0]!r} of user_data is not in users; expected all of them")
+    if strange := counts.keys() - (listed := set(named)):
+        raise DataError(f"{path}: user {min(strange)!r} of user_data is not in users; expected all of them")
+    if len(listed) < len(named):
+        raise DataError(f"{path}: a user occurs twice in users; expected each once")
 
 
 def _read(files: Files, input_of: InputOf, target_of: TargetOf) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Of all samples whose they are, inputs and targets, and how many of them are for training."""
+    """The writer or role of each sample, all inputs and targets, and how many samples are for training."""
     parts = [_part(paths, input_of, target_of) for paths in _parts(files)]
     train = sum(len(user.y) for user in parts[0])
     held = [user for part in parts for user in part]

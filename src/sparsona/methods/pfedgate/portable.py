@@ -212,7 +212,8 @@ def gated_module(gated: Gated, theta: Vector, phi: Vector, x: Tensor) -> nn.Modu
     if gated.seen is not None:
         n, weigher = gated.blocks.layout.dim, Ones(int(chosen.sum()))
         theta = torch.cat([theta[:n] * weights[gated.blocks.index], theta[n:]])
-    way, module = scaled_model(gated.task, gated.blocks), nn.Module()
+    way = scaled_model(gated.task, gated.blocks)
+    module: nn.Module
     if isinstance(way, Compact):
         module = CompactModule(way, theta, weigher, chosen, x[:1])
     else:
