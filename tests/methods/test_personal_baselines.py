@@ -188,6 +188,17 @@ def test_pfedme_by_hand():
     assert torch.allclose(half, device.theta0 + 1)
 
 
+def test_perfedavg_adapts_at_one_rate_whatever_the_schedule_of_the_other():
+    """In the last round the outer rate has fallen to a thousandth; the inner one is what it was."""
+    tuned = []
+    for how in ({"lr_schedule": "exponential", "lr_decay": 0.1}, {}):
+        device, fleet = prepare(recipe("perfedavg", method=how))
+        ctx, data = device.ctx(device.rounds - 1, "personal", 0), fleet.local(0)
+        tuned.append(device.method.personal(None, {"server": Message(theta=Values(device.theta0))}, data, ctx))
+    assert torch.equal(*tuned)
+    assert not torch.equal(tuned[0], device.theta0)
+
+
 def test_perfedavg_by_hand():
     """One batch serves twice: the gradient after a step on it moves the model from where it was."""
     device, data, ctx, _ = scene()

@@ -57,7 +57,8 @@ def _difference(base: Path, new: Path) -> str | None:
         case ".jsonl":
             pairs = zip_longest(then.splitlines(), now.splitlines(), fillvalue=b"null")
             for number, (a, b) in enumerate(pairs, start=1):
-                if a != b and (line := first_difference(_base_json(json.loads(a)), _new_json(json.loads(b)))):
+                old, value = _base_json(json.loads(a)), _new_json(json.loads(b))
+                if a != b and (line := first_difference(old, _without_added(old, value))):
                     return f"line {number}: {line}"
             return None
         case ".toml":

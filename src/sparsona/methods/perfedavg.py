@@ -76,6 +76,6 @@ class PerFedAvg(FineTuning, WeakClients, Weighting, SgdTraining):
         return fine_tuned(self, self.finish_epochs, shared, data, ctx)
 
     def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
-        own = replace(self, lr=self.inner_lr)
+        own, start = replace(self, lr=self.inner_lr), replace(ctx, t=0)  # alpha does not follow the schedule of lr
         shared = inbox["server"]["theta"].values
-        return train(own, shared, data.train, ctx, purpose="tune", epochs=self.tune_epochs)
+        return train(own, shared, data.train, start, purpose="tune", epochs=self.tune_epochs)
