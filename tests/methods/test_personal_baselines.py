@@ -199,6 +199,19 @@ def test_perfedavg_adapts_at_one_rate_whatever_the_schedule_of_the_other():
     assert not torch.equal(tuned[0], device.theta0)
 
 
+def test_perfedavg_adapts_by_plain_steps():
+    """As its inner step, which it was trained for: one batch, no momentum, no decay."""
+    fields = {"inner_lr": 0.5, "batch": 10_000, "momentum": 0.9, "weight_decay": 0.1}
+    device, data, ctx, inbox = scene("perfedavg", **fields)
+    own = device.method.personal(None, inbox, data, ctx)
+    (batch,) = data.train.epochs(ctx.rng("tune"), 1, 10_000)
+    expected = device.theta0 - 0.5 * device.task.gradient_at(device.theta0, batch)
+    assert torch.allclose(own, expected, atol=1e-6)
+    two = PerFedAvg(**fields | {"tune_epochs": 2}).personal(None, inbox, data, ctx)
+    again = expected - 0.5 * device.task.gradient_at(expected, batch)
+    assert torch.allclose(two, again, atol=1e-5)
+
+
 def test_perfedavg_by_hand():
     """One batch serves twice: the gradient after a step on it moves the model from where it was."""
     device, data, ctx, _ = scene()

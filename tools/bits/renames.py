@@ -166,7 +166,7 @@ CHANGED_ON_PURPOSE: dict[str, str] = {
     "*.tex": "new: tables as LaTeX",
     "commands/variants/*/clients.csv": "new: every client's metrics in all variants",
     "commands/masks-*/step-1.json": "budgets are floored, never rounded up past a share",
-    "training/perfedavg-momentum/*": "Per-FedAvg adapts at one rate, whatever the schedule of the other",
+    "training/perfedavg-*/*": "Per-FedAvg adapts by plain steps at one rate, whatever the schedule of the other",
     "commands/check/step-*.json": "printed and derived figures are counted apart, and each names its function",
     "commands/reproduce/step-2.json": "a dry run also says method, seed and rounds done of each run",
     "commands/names/step-2.json": "new: the model char-cnn",

@@ -76,6 +76,7 @@ class PerFedAvg(FineTuning, WeakClients, Weighting, SgdTraining):
         return fine_tuned(self, self.finish_epochs, shared, data, ctx)
 
     def personal(self, client: Client, inbox: Inbox, data: LocalData, ctx: Ctx) -> Vector:
-        own, start = replace(self, lr=self.inner_lr), replace(ctx, t=0)  # alpha does not follow the schedule of lr
+        # the steps that it was trained for: plain ones, at an alpha that does not follow the schedule of lr
+        own, start = replace(self, lr=self.inner_lr, momentum=0.0, weight_decay=0.0), replace(ctx, t=0)
         shared = inbox["server"]["theta"].values
         return train(own, shared, data.train, start, purpose="tune", epochs=self.tune_epochs)
