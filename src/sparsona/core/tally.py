@@ -1,4 +1,7 @@
-"""Training loss and correct predictions, added up on the device while a client trains, and read once at the end."""
+"""Training loss and correct predictions, added up on the device while a client trains, and read once at the end.
+
+A device without double precision leaves the sums to the host, some hundred batches at a time.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from sparsona.core import arithmetic
+from sparsona.core.arithmetic import precise
 from sparsona.core.objective import IGNORED, Objective
 
 _BATCHES, _OUTPUTS = 256, 1 << 20  # batches and entries that wait to be added up, because then steps cost little more
@@ -42,16 +45,16 @@ class Tally:
         return round(correct) if self._scored else None, round(count), loss
 
     def _add_up(self) -> None:
-        for batch in self._waiting:
-            sums = torch.stack(_sums(*batch))
+        for objective, *tensors in self._waiting:
+            sums = torch.stack(_sums(objective, *map(precise, tensors)))
             self._sums = sums if self._sums is None else self._sums + sums
-            self._scored = batch[0].target != "number"
+            self._scored = objective.target != "number"
         self._waiting, self._outputs = [], 0
 
 
 def _sums(objective: Objective, loss: Tensor, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Summed loss, predictions and correct ones of a batch; a weighted sample counts by its weight."""
-    exact = torch.float32 if loss.device.type in arithmetic.SINGLE else torch.float64
+    exact = torch.float64
     targets, weights = objective.unweighted(y)
     each = torch.ones(len(y), dtype=exact, device=y.device) if weights is None else weights.to(exact)  # [n]
     right = objective.matches(outputs, targets)

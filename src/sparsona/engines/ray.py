@@ -164,9 +164,9 @@ class RayEngine:
         self._ours = not ray.is_initialized()
         if self._ours:
             _look_for(address)
-            where: dict[str, Any] = (
-                {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
-            )
+            # "local": without it Ray joins a cluster that somebody else has on this machine
+            own_cluster = {"address": "local", "num_cpus": workers, "include_dashboard": False}
+            where: dict[str, Any] = {"address": address} if address else own_cluster
             try:
                 ray.init(log_to_driver=False, logging_level=logging.ERROR, **where)
             except (ConnectionError, ValueError, RuntimeError) as error:
