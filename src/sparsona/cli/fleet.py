@@ -110,7 +110,7 @@ def node(
     ] = None,
     encoding: Annotated[
         Path | None,
-        typer.Option(help="With --data: JSON file of scales, categories and classes, the same for all nodes."),
+        typer.Option(help="With --data: JSON file with the fleet's common scales, categories and classes."),
     ] = None,
     ca: Annotated[Path | None, typer.Option("--ca", help="CA certificate of the fleet (ca.crt).")] = None,
     key: Annotated[Path | None, typer.Option("--key", help="Private key of this node.")] = None,
@@ -118,7 +118,7 @@ def node(
         bool, typer.Option("--insecure", help="Disable TLS and keys. Use only in a trusted network.")
     ] = False,
     plugins: Annotated[
-        bool, typer.Option("--allow-plugins", help="Allow recipes to use methods, models and functions installed here.")
+        bool, typer.Option("--allow-plugins", help="Allow recipes to use plug-ins that are installed on this node.")
     ] = False,
     device: OnDevice = "auto",
     max_mb: MostMb = MOST_MB,

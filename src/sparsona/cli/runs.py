@@ -69,13 +69,13 @@ def sweep(
     ] = None,
     only: Only = None,
     target: Annotated[
-        float | None, typer.Option(help="Report the cost of reaching this accuracy (or headline metric).")
+        float | None, typer.Option(help="Report the cost of reaching this score (headline metric).")
     ] = None,
     dry_run: DryRun = False,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Run every combination of the listed values and report mean ± std over seeds. Run again to resume or extend."""
+    """Run every combination of the listed values and report mean ± std over seeds. Reuse --out to resume or extend."""
     with errors(as_json):
         if dry_run:
             show(sweeps.plan_sweep(recipe, overrides or (), listed(only), out=folder, data_dir=data_dir), as_json)
@@ -148,17 +148,17 @@ def reproduce(
     epilog=terminal.examples("sparsona resume runs/quickstart-1", "sparsona resume runs/quickstart-1 rounds=50")
 )
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Folder of the run to resume or extend.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, of several variants, or of a sweep.")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            help="rounds=N extends the run; engine.device=cpu or engine.workers=1 resumes it on other hardware."
+            help="rounds=N extends the run to N rounds; engine.device=cpu or engine.workers=1 resumes elsewhere."
         ),
     ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Resume an interrupted run, or extend one with rounds=N. The result is bit-identical to an uninterrupted run."""
+    """Resume or extend a run. On the same kind of device, the result is bit-identical to an uninterrupted run."""
     with errors(as_json):
         rounds, engine = parse_resume(overrides or ())
         with Reporter(as_json) as report:
@@ -185,7 +185,7 @@ def compare(
         typer.Option("--out", help="Output folder. Default: comparison, or inside the folder if only one is given."),
     ] = None,
     target: Annotated[
-        float | None, typer.Option(help="Report the cost of reaching this accuracy (or headline metric).")
+        float | None, typer.Option(help="Report the cost of reaching this score (headline metric).")
     ] = None,
     device: Annotated[
         str | None,
